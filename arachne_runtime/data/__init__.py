@@ -1,0 +1,1 @@
+"""One global order of samples that a plan only slices."""

@@ -1,0 +1,1 @@
+"""Plays a schedule on one rank with exact gradients."""

@@ -1,0 +1,1 @@
+"""Measures blocks, links and running steps."""

@@ -1,0 +1,1 @@
+"""From a user's model to blocks that a rank can build alone."""

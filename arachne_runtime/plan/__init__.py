@@ -1,0 +1,1 @@
+"""The nouns both halves share: Cluster, ModelSpec, Profile, Plan, Schedule, and their arithmetic; no torch."""

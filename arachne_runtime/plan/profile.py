@@ -1,0 +1,166 @@
+"""What was measured: seconds and bytes by (block kind, device type, TP degree, samples), and links by size.
+
+A lookup ends in a ``Cost`` that says whether it was measured, interpolated or analytic, or in a
+``NotMeasuredError``. Nothing here is ever zero, or infeasible, because it is missing.
+"""
+
+from bisect import bisect_left
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import cached_property
+from typing import Literal
+
+from ..errors import NotMeasuredError
+from ..units import Bytes, Seconds
+from .document import Document
+
+PROFILE_FORMAT: Literal["arachne.profile/1"] = "arachne.profile/1"
+
+
+class Source(StrEnum):
+    """Where a figure comes from."""
+
+    MEASURED = "measured"
+    INTERPOLATED = "interpolated"
+    ANALYTIC = "analytic"
+
+
+class TpCommunication(StrEnum):
+    """Whether the seconds of a tensor-parallel block hold its collectives."""
+
+    INCLUDED = "included"
+    EXCLUDED = "excluded"
+
+
+class LinkScope(StrEnum):
+    """Where the two ends of a link are."""
+
+    INTRA = "intra"
+    """In one node."""
+    INTER = "inter"
+    """In two nodes."""
+
+
+class BlockTiming(Document, frozen=True, kw_only=True):
+    """One block of a kind, on one device type, for one number of samples."""
+
+    kind: str
+    device: str
+    """Device type."""
+    tp: int = 1
+    samples: int
+    """Samples that one replica takes of a micro-batch (its share)."""
+    forward_s: Seconds
+    backward_s: Seconds
+    activation_bytes: Bytes | None = None
+    """Measured bytes kept from forward to backward by all ``samples`` together; None: the model's figure."""
+    source: Source = Source.MEASURED
+
+
+class UpdateTiming(Document, frozen=True, kw_only=True):
+    """One optimizer step over the parameters of one block."""
+
+    kind: str
+    device: str
+    tp: int = 1
+    update_s: Seconds
+    source: Source = Source.MEASURED
+
+
+class LinkPoint(Document, frozen=True, kw_only=True):
+    """One message size."""
+
+    bytes: Bytes
+    seconds: Seconds
+    """From the post of the send to the end of the receive."""
+
+
+class LinkTiming(Document, frozen=True, kw_only=True):
+    """Messages from a device of one type to a device of another."""
+
+    between: tuple[str, str]
+    """Device types, either order."""
+    scope: LinkScope
+    senders: int = 1
+    """Devices of the sending node that send at once."""
+    points: tuple[LinkPoint, ...]
+    """Ascending by bytes."""
+    source: Source = Source.MEASURED
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """Seconds and bytes of one block on one replica for one micro-batch."""
+
+    forward_s: Seconds
+    backward_s: Seconds
+    activation_bytes: Bytes | None
+    source: Source
+
+
+class Profile(Document, frozen=True, kw_only=True, dict=True):
+    """All measurements for one model."""
+
+    format: Literal["arachne.profile/1"] = PROFILE_FORMAT
+    model: str
+    """Name of the model spec that the block kinds belong to."""
+    sequence: int
+    dtype: str = "float32"
+    tp_communication: TpCommunication = TpCommunication.INCLUDED
+    timings: tuple[BlockTiming, ...]
+    updates: tuple[UpdateTiming, ...] = ()
+    links: tuple[LinkTiming, ...] = ()
+    step_s: Seconds = 0.0
+    """Fixed seconds of a step on any device that belong to no block: reading the batch, bookkeeping."""
+
+    @cached_property
+    def _blocks(self) -> dict[tuple[str, str, int], tuple[BlockTiming, ...]]:
+        table: dict[tuple[str, str, int], list[BlockTiming]] = {}
+        for timing in self.timings:
+            table.setdefault((timing.kind, timing.device, timing.tp), []).append(timing)
+        return {key: tuple(sorted(rows, key=lambda r: r.samples)) for key, rows in table.items()}
+
+    @cached_property
+    def _updates(self) -> dict[tuple[str, str, int], UpdateTiming]:
+        return {(u.kind, u.device, u.tp): u for u in self.updates}
+
+    def samples_range(self, kind: str, device: str, tp: int) -> tuple[int, int] | None:
+        """Smallest and largest number of samples measured, or None where nothing was."""
+        rows = self._blocks.get((kind, device, tp))
+        return (rows[0].samples, rows[-1].samples) if rows else None
+
+    def block(self, kind: str, device: str, tp: int, samples: int) -> Cost:
+        """Cost of a block of ``kind`` for ``samples`` samples: measured, or linear between two neighbours.
+
+        Raises NotMeasuredError outside the measured range.
+        """
+        rows = self._blocks.get((kind, device, tp), ())
+        at = bisect_left(rows, samples, key=lambda r: r.samples)
+        if at < len(rows) and rows[at].samples == samples:
+            row = rows[at]
+            return Cost(row.forward_s, row.backward_s, row.activation_bytes, row.source)
+        if at == 0 or at == len(rows):
+            have = ", ".join(str(r.samples) for r in rows) or "nothing"
+            raise NotMeasuredError(
+                f"profile of {self.model}: block kind {kind!r} on {device} with TP {tp} was not measured for "
+                f"{samples} samples (measured: {have}); run `arachne profile` with that range"
+            )
+        return _between(rows[at - 1], rows[at], samples)
+
+    def update(self, kind: str, device: str, tp: int) -> Seconds | None:
+        """Seconds of the optimizer step of one block, or None where it was not measured."""
+        row = self._updates.get((kind, device, tp))
+        return row.update_s if row else None
+
+
+def _between(low: BlockTiming, high: BlockTiming, samples: int) -> Cost:
+    part = (samples - low.samples) / (high.samples - low.samples)
+
+    def mix(a: float, b: float) -> float:
+        return a + part * (b - a)
+
+    kept: Bytes | None = None
+    if low.activation_bytes is not None and high.activation_bytes is not None:
+        kept = round(mix(low.activation_bytes, high.activation_bytes))
+    source = Source.ANALYTIC if Source.ANALYTIC in (low.source, high.source) else Source.INTERPOLATED
+    return Cost(mix(low.forward_s, high.forward_s), mix(low.backward_s, high.backward_s), kept, source)

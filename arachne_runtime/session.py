@@ -1,0 +1,1 @@
+"""What a training script holds: the plan, the ranks, and an engine made from them."""

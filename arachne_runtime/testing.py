@@ -1,0 +1,1 @@
+"""Run a function on N real gloo ranks and collect what each returns."""

@@ -1,0 +1,1 @@
+"""The command line, the torchrun wrapper, the lab and the reports."""

@@ -1,0 +1,5 @@
+"""``python -m launch`` is ``arachne``."""
+
+from .cli import main
+
+main()

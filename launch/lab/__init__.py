@@ -1,0 +1,1 @@
+"""Unequal devices on one Linux machine, for people without a mixed cluster."""

@@ -1,0 +1,1 @@
+"""Device types and models by name, with the source of every figure."""

@@ -1,0 +1,1 @@
+"""Rivals as strategies over the same price."""
