@@ -1,1 +1,1 @@
-"""The nouns both halves share: Cluster, ModelSpec, Profile, Plan, Schedule, and their arithmetic; no torch."""
+"""The nouns of both halves (Cluster, ModelSpec, Profile, Plan, Schedule) and their arithmetic; no torch."""
