@@ -1,14 +1,17 @@
 """The command ``arachne``: finds the verbs and maps errors to exit codes; a mistake shows no traceback."""
 
 import sys
+from collections.abc import Callable
+from functools import wraps
 from importlib import import_module
+from typing import Annotated, Any
 
-import click
 import typer
 
-from arachne_runtime.errors import ArachneError, ExitCode
+from arachne_runtime import __version__
+from arachne_runtime.errors import ArachneError
 
-VERBS: tuple[str, ...] = ()
+VERBS: tuple[str, ...] = ("check",)
 """Each is a module of ``launch.verbs`` with a ``command``; heavy imports belong inside that function."""
 
 
@@ -20,24 +23,47 @@ def app() -> typer.Typer:
         no_args_is_help=True,
         add_completion=False,
         pretty_exceptions_enable=False,
+        rich_markup_mode=None,  # plain help and errors: the same on a terminal and in a pipe
     )
+    application.callback(help=application.info.help)(_options)
     for verb in VERBS:
         module = import_module(f".verbs.{verb}", __package__)
         settings = getattr(module, "SETTINGS", None)
-        application.command(verb, context_settings=settings)(module.command)
+        application.command(verb, context_settings=settings)(_exiting(module.command))
     return application
 
 
 def main() -> None:
-    """Entry point: exits with the codes of ``ExitCode``."""
+    """Entry point: exits with the codes of ``ExitCode``; typer itself exits with 2 on wrong usage."""
     try:
-        status = app()(standalone_mode=False)
+        app()(prog_name="arachne")
     except ArachneError as error:
         print(error, file=sys.stderr)
         sys.exit(error.exit_code)
-    except click.ClickException as error:
-        error.show()
-        sys.exit(ExitCode.USAGE)
-    except (click.Abort, KeyboardInterrupt):
-        sys.exit(130)
-    sys.exit(status if isinstance(status, int) else ExitCode.FINE)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        print(f"arachne {__version__}")
+        raise typer.Exit
+
+
+def _options(
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit."),
+    ] = False,
+) -> None:
+    """What stands before a verb. Its presence also keeps verbs apart when there is only one."""
+
+
+def _exiting(command: Callable[..., int | None]) -> Callable[..., None]:
+    """A verb's returned number becomes the exit code."""
+
+    @wraps(command)
+    def run(*args: Any, **kwargs: Any) -> None:
+        status = command(*args, **kwargs)
+        if status:
+            raise typer.Exit(status)
+
+    return run
