@@ -1,0 +1,116 @@
+"""The batch of one step: rows of the global batch, of which a rank may hold only those it needs."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol, runtime_checkable
+
+from torch import Tensor
+
+from ..errors import ModelError, UsageError
+
+_INPUT_KEYS = ("inputs", "input_ids", "x")
+
+
+@runtime_checkable
+class StepBatch(Protocol):
+    """What the engine eats: it asks for rows of the global batch, and never for more than its rank needs."""
+
+    @property
+    def num_rows(self) -> int:
+        """Rows of the *global* batch; fewer than the plan's for the last batch of an epoch."""
+        ...
+
+    def rows(self, rows: range) -> Any:
+        """The collated samples of these rows: a tree of tensors with the leading dim ``len(rows)``."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class WholeBatch:
+    """A tree of tensors that holds the whole global batch; rows are slices of it."""
+
+    tree: Any
+    num_rows: int
+
+    def rows(self, rows: range) -> Any:
+        """Slices of every tensor, without a copy."""
+        if not 0 <= rows.start <= rows.stop <= self.num_rows:
+            raise UsageError(f"rows {rows.start}:{rows.stop} of a global batch of {self.num_rows} rows")
+        return slice_rows(self.tree, rows, self.num_rows)
+
+
+def as_step_batch(batch: Any) -> StepBatch:
+    """A ``StepBatch`` as it is; a tensor, or a tree of tensors that holds the whole global batch, by rows.
+
+    Raises:
+        UsageError: No tensor in the tree, or tensors that disagree on the number of rows.
+
+    """
+    if isinstance(batch, StepBatch):
+        return batch
+    return WholeBatch(batch, num_rows_of(batch))
+
+
+def default_inputs(batch: Any) -> tuple[Tensor, ...]:
+    """What the first block is called with, found by common custom.
+
+    The first item of a tuple or list; a mapping's ``inputs``, ``input_ids`` or ``x``; a tensor itself.
+
+    Raises:
+        ModelError: Any other batch; pass ``inputs=`` to the engine.
+
+    """
+    found = batch
+    if isinstance(batch, tuple | list) and batch:
+        found = batch[0]
+    elif isinstance(batch, Mapping):
+        found = next((batch[key] for key in _INPUT_KEYS if key in batch), None)
+    if isinstance(found, tuple) and found and all(isinstance(item, Tensor) for item in found):
+        return found
+    if isinstance(found, Tensor):
+        return (found,)
+    what = (
+        f"a mapping with {', '.join(map(str, batch))}" if isinstance(batch, Mapping) else type(batch).__name__
+    )
+    raise ModelError(
+        f"which tensors of the batch ({what}) does the first block take? "
+        "Say so: engine(..., inputs=lambda batch: (batch['tokens'],))"
+    )
+
+
+def slice_rows(tree: Any, rows: range, num_rows: int) -> Any:
+    """The rows of every tensor of a tree, and of lists of plain values with one value a row."""
+    if isinstance(tree, Tensor):
+        return tree[rows.start : rows.stop] if tree.dim() else tree
+    if isinstance(tree, Mapping):
+        return {key: slice_rows(value, rows, num_rows) for key, value in tree.items()}
+    if isinstance(tree, tuple | list):
+        if len(tree) == num_rows and not any(
+            isinstance(item, Tensor | Mapping | tuple | list) for item in tree
+        ):
+            return tree[rows.start : rows.stop]
+        items = [slice_rows(item, rows, num_rows) for item in tree]
+        return type(tree)(*items) if hasattr(tree, "_fields") else type(tree)(items)
+    return tree
+
+
+def num_rows_of(tree: Any) -> int:
+    """The leading dim that all tensors of a tree share; UsageError where there is none, or more than one."""
+    found = dict(_leading_dims(tree, "batch"))
+    sizes = sorted(set(found.values()))
+    if len(sizes) == 1:
+        return sizes[0]
+    if not found:
+        raise UsageError(f"a batch is a tensor or a tree of tensors, rows first; found {type(tree).__name__}")
+    places = ", ".join(f"{path} has {size}" for path, size in found.items())
+    raise UsageError(f"the tensors of a batch must have the same number of rows; {places}")
+
+
+def _leading_dims(tree: Any, path: str) -> list[tuple[str, int]]:
+    if isinstance(tree, Tensor):
+        return [(path, tree.shape[0])] if tree.dim() else []
+    if isinstance(tree, Mapping):
+        return [pair for key, value in tree.items() for pair in _leading_dims(value, f"{path}[{key!r}]")]
+    if isinstance(tree, tuple | list):
+        return [pair for i, value in enumerate(tree) for pair in _leading_dims(value, f"{path}[{i}]")]
+    return []

@@ -1,0 +1,252 @@
+"""From a user's factory to the parts of the model that a rank can build alone, without building the rest."""
+
+import copy
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..data.batch import default_inputs
+from ..errors import ModelError
+from .construct import construct
+from .initialise import check_initialisation, copies, give_values, initial_values
+from .kinds import kinds_of
+from .layout import Block, ContextFunction, Layout, find_blocks, layout_of
+from .stage import StageModule, Tie, accepted_keywords
+
+
+@dataclass(frozen=True, slots=True)
+class ParameterInfo:
+    """One parameter of a block, as it will be."""
+
+    name: str
+    """Global name, ``blocks.<id>.<name in the block>``."""
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    requires_grad: bool
+    tie: str | None
+    """Name of the tie, where other blocks hold it too."""
+
+    @property
+    def numel(self) -> int:
+        """Number of elements."""
+        return math.prod(self.shape)
+
+
+class ModelParts:
+    """A model as blocks: known by shape everywhere, allocated only where a stage asks for it.
+
+    parts = ModelParts.of(lambda: GPT(config))      # no parameter takes memory
+    stage = parts.stage(range(0, 7), device=torch.device("cuda:0"), seed=0)
+
+    """
+
+    def __init__(self, model: nn.Module, layout: Layout, blocks: tuple[Block, ...], ties: Mapping[int, Tie]):
+        """Hold a constructed and checked model; use ``ModelParts.of``."""
+        self._model = model
+        self._layout = layout
+        self._blocks = blocks
+        self._tie_of = dict(ties)
+        self.kinds: tuple[str, ...] = kinds_of(blocks)
+        """Name of each block's structure; blocks of one kind cost the same."""
+        self.ties: tuple[Tie, ...] = tuple(sorted(set(ties.values()), key=lambda tie: tie.name))
+        """Parameters that several blocks share."""
+        self.context: ContextFunction | None = _context(model, layout, blocks)
+        """``batch -> {keyword: tensor}`` for the blocks that take these keywords, or None."""
+
+    @classmethod
+    def of(cls, factory: Callable[[], nn.Module]) -> "ModelParts":
+        """Construct the model, parameters on the meta device and buffers real; check that it can be cut.
+
+        Args:
+            factory: Returns a new instance of a class marked with ``pipelined``, or an ``nn.Sequential``.
+
+        Raises:
+            ModelError: A model that cannot be cut, built or initialised block by block; says which module and
+                the way out.
+
+        """
+        built = construct(factory)
+        layout = layout_of(built.model)
+        if layout is None:
+            raise ModelError(
+                f"{type(built.model).__name__} does not say which of its submodules are blocks; mark the "
+                'class @arachne.pipelined(first="embed", blocks="layers", last=("norm", "head")), '
+                "or give an nn.Sequential"
+            )
+        blocks = find_blocks(built.model, layout)
+        _refuse_parameters_outside(built.model, blocks)
+        sources = {} if layout.init else check_initialisation(blocks, built.log)
+        return cls(built.model, layout, blocks, _find_ties(blocks, sources))
+
+    @property
+    def num_blocks(self) -> int:
+        """Blocks of the model, 0..L-1 in the order of execution."""
+        return len(self._blocks)
+
+    def parameters_of(self, block: int) -> tuple[ParameterInfo, ...]:
+        """Every parameter of a block, those it shares with other blocks included."""
+        own = self._blocks[block]
+        return tuple(
+            ParameterInfo(
+                own.global_name(name), tuple(p.shape), p.dtype, p.requires_grad,
+                self._tie_of[id(p)].name if id(p) in self._tie_of else None,
+            )
+            for name, p in own.parameters().items()
+        )  # fmt: skip
+
+    def stage(
+        self, blocks: range, *, device: torch.device, seed: int, dtype: torch.dtype | None = None
+    ) -> StageModule:
+        """Allocate and initialise some consecutive blocks on ``device``.
+
+        Every block's values are drawn on the CPU under ``(seed, block)``, so they do not depend on the plan.
+
+        Args:
+            blocks: Block ids, consecutive.
+            device: Where the stage lives.
+            seed: Seed of the whole model.
+            dtype: Cast floating-point parameters and buffers after initialisation, as ``Module.to`` does.
+
+        Raises:
+            ModelError: A parameter that nothing initialises.
+
+        """
+        if not blocks or blocks.step != 1 or blocks.start < 0 or blocks.stop > self.num_blocks:
+            raise ModelError(
+                f"a stage holds consecutive blocks out of 0..{self.num_blocks - 1}, not {blocks}"
+            )
+        originals = [self._blocks[index] for index in blocks]
+        return self._fill(copies(originals), originals, device, seed, dtype)
+
+    @torch.no_grad()
+    def verify(
+        self, batch: Any, *, inputs: Callable[[Any], tuple[Tensor, ...]] = default_inputs, seed: int = 0
+    ) -> None:
+        """Check on the CPU that the blocks in a row give what the class's own ``forward`` gives.
+
+        Allocates the whole model. Dropout is off in both.
+
+        Raises:
+            ModelError: They differ; says by how much.
+
+        """
+        whole = copy.deepcopy(self._model)
+        stage = self._fill(find_blocks(whole, self._layout), self._blocks, torch.device("cpu"), seed, None)
+        stage.eval()
+        whole.eval()
+        expected = whole(*inputs(batch))
+        found = stage(inputs(batch), self.context(batch) if self.context else {})
+        wanted = tuple(expected) if isinstance(expected, tuple | list) else (expected,)
+        if len(found) != len(wanted):
+            raise ModelError(f"{self._name}.forward returns {len(wanted)} tensors, its blocks {len(found)}")
+        for a, b in zip(found, wanted, strict=True):
+            _refuse_difference(self._name, a, b)
+
+    @property
+    def _name(self) -> str:
+        return type(self._model).__name__
+
+    def _fill(
+        self,
+        blocks: Sequence[Block],
+        originals: Sequence[Block],
+        device: torch.device,
+        seed: int,
+        dtype: torch.dtype | None,
+    ) -> StageModule:
+        """A stage from copies of the original blocks, with their first values on the device."""
+
+        def place(value: Tensor) -> Tensor:
+            return value.to(device=device, dtype=dtype if value.is_floating_point() else None)
+
+        give_values(blocks, originals, self._draw(originals, seed, place))
+        named = [
+            (block.parameters(), original.parameters())
+            for block, original in zip(blocks, originals, strict=True)
+        ]
+        ties = {
+            id(copied[name]): self._tie_of[id(parameter)]
+            for copied, original in named
+            for name, parameter in original.items()
+            if id(parameter) in self._tie_of
+        }
+        return StageModule(blocks, ties).to(device=device, dtype=dtype)
+
+    def _draw(
+        self, blocks: Sequence[Block], seed: int, place: Callable[[Tensor], Tensor]
+    ) -> dict[int, Tensor]:
+        """First values by id of the original parameter; those of a tie come from its source block."""
+        wanted = {id(p) for block in blocks for p in block.parameters().values()}
+        sources = {self._tie_of[key].source for key in wanted if key in self._tie_of}
+        values: dict[int, Tensor] = {}
+        for index in sorted(sources | {block.index for block in blocks}):
+            named = self._blocks[index].parameters()
+            for name, value in initial_values(self._blocks[index], seed, self._layout.init).items():
+                key = id(named[name])
+                if key in wanted and (key not in self._tie_of or self._tie_of[key].source == index):
+                    values[key] = place(value)
+        return values
+
+
+def _find_ties(blocks: Sequence[Block], sources: Mapping[int, int]) -> dict[int, Tie]:
+    holders: dict[int, list[tuple[int, str]]] = {}
+    for block in blocks:
+        for name, parameter in block.parameters().items():
+            holders.setdefault(id(parameter), []).append((block.index, block.global_name(name)))
+    return {
+        key: Tie(held[0][1], tuple(index for index, _ in held), sources.get(key, held[0][0]))
+        for key, held in holders.items()
+        if len(held) > 1
+    }
+
+
+def _refuse_parameters_outside(model: nn.Module, blocks: Sequence[Block]) -> None:
+    inside = {id(p) for block in blocks for p in block.parameters().values()}
+    outside = [name for name, parameter in model.named_parameters() if id(parameter) not in inside]
+    if outside:
+        raise ModelError(
+            f"parameters of {type(model).__name__} are in no block: {', '.join(outside)}; name their modules "
+            "in @pipelined (first, blocks or last), inside a module that runs as part of a block"
+        )
+
+
+def _context(model: nn.Module, layout: Layout, blocks: Sequence[Block]) -> ContextFunction | None:
+    """The user's context function, which may only give keywords that some block takes."""
+    function = getattr(model, layout.context, None) if isinstance(layout.context, str) else layout.context
+    if function is None and layout.context is None:
+        return None
+    name = type(model).__name__
+    if not callable(function):
+        raise ModelError(f"{name} has no method {layout.context!r}, which @pipelined(context=...) names")
+    taken = [accepted_keywords(part) for block in blocks for _, part in block.parts]
+    known = None if None in taken else frozenset(k for keywords in taken if keywords for k in keywords)
+
+    def context(batch: Any) -> Mapping[str, Tensor]:
+        given: Mapping[str, Tensor] = function(batch)
+        for key, tensor in given.items():
+            if known is not None and key not in known:
+                raise ModelError(f"context of {name} gives {key!r}, which the forward of no block takes")
+            if tensor.is_meta:
+                raise ModelError(
+                    f"context of {name} computes {key!r} from a parameter; use buffers and the batch"
+                )
+        return given
+
+    return context
+
+
+def _refuse_difference(name: str, found: Tensor, expected: Tensor) -> None:
+    if found.shape != expected.shape:
+        raise ModelError(
+            f"{name}.forward returns shape {tuple(expected.shape)}, its blocks in a row {tuple(found.shape)}"
+        )
+    if not torch.allclose(found, expected, rtol=1e-5, atol=1e-6, equal_nan=True):
+        gap = (found - expected).abs().max().item()
+        raise ModelError(
+            f"{name}.forward and its blocks in a row differ by up to {gap:.3g}; "
+            "forward does something between the blocks that no block does: move it into one"
+        )
