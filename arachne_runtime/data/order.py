@@ -1,0 +1,61 @@
+"""The one global order of samples: a function of (seed, epoch) that knows neither plan nor rank."""
+
+import hashlib
+from dataclasses import dataclass
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+from ..errors import UsageError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GlobalOrder:
+    """Which samples make up the global batch of every step.
+
+    Epoch ``e`` visits the samples in the order ``torch.randperm(num_samples, generator=g)``, where the CPU
+    generator ``g`` is seeded with the first 63 bits of the SHA-256 of ``"samples:seed:e"``. Step ``s`` takes
+    the next ``global_batch`` of them; the last step of an epoch takes what is left, unless ``drop_last``.
+    """
+
+    num_samples: int
+    global_batch: int
+    seed: int = 0
+    drop_last: bool = False
+
+    def __post_init__(self) -> None:
+        if self.global_batch < 1 or self.num_samples < 1:
+            raise UsageError(
+                f"no step in {self.num_samples} samples with a global batch of {self.global_batch}"
+            )
+        if self.steps_per_epoch == 0:
+            raise UsageError(
+                f"drop_last leaves no step: {self.num_samples} samples, a global batch of {self.global_batch}"
+            )
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Steps of an epoch, the short one included where it is kept."""
+        whole, rest = divmod(self.num_samples, self.global_batch)
+        return whole + (1 if rest and not self.drop_last else 0)
+
+    def num_rows(self, step: int) -> int:
+        """Samples of the global batch of a step, counted over all epochs."""
+        start = step % self.steps_per_epoch * self.global_batch
+        return min(self.global_batch, self.num_samples - start)
+
+    def samples(self, step: int, rows: range) -> list[int]:
+        """Dataset indices of these rows of the global batch of a step, counted over all epochs."""
+        epoch, position = divmod(step, self.steps_per_epoch)
+        start = position * self.global_batch
+        order = epoch_order(self.num_samples, self.seed, epoch)
+        return [int(sample) for sample in order[start + rows.start : start + rows.stop]]
+
+
+@lru_cache(maxsize=2)
+def epoch_order(num_samples: int, seed: int, epoch: int) -> Tensor:
+    """The order of one epoch's samples, shape ``(num_samples,)``; see ``GlobalOrder``."""
+    digest = hashlib.sha256(f"samples:{seed}:{epoch}".encode()).digest()
+    generator = torch.Generator().manual_seed(int.from_bytes(digest[:8]) >> 1)
+    return torch.randperm(num_samples, generator=generator)
