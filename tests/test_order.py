@@ -1,0 +1,154 @@
+import random
+from dataclasses import dataclass
+from itertools import pairwise
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from arachne_runtime.plan.order import (
+    Commit,
+    Reduction,
+    Transfer,
+    communications,
+    needs,
+    reductions,
+    share_of,
+)
+from arachne_runtime.plan.placement import holding, places
+from arachne_runtime.plan.plan import Pipeline, Plan, Replica, ScheduleKind, Stage
+from arachne_runtime.plan.schedule import stage_actions
+from tests.strategies import plans
+
+TIES = {"blocks.0.weight": (0, 5)}
+
+
+@dataclass
+class InOrderDevices:
+    """Ranks that execute one communication at a time, blocking, in the order they were given."""
+
+    plan: Plan
+    programs: list
+
+    def stuck(self):
+        """Names of the communications that can never run; empty when the step ends."""
+        at = [0] * len(self.programs)
+        done = set()
+        while True:
+            heads = [
+                program[i] if i < len(program) else None for i, program in zip(at, self.programs, strict=True)
+            ]
+            ready = next((c for c in heads if c is not None and self._can_run(c, heads, done)), None)
+            if ready is None:
+                return [c for c in heads if c is not None]
+            for member in ready.members:
+                at[member] += 1
+            done.add(ready)
+
+    def _can_run(self, c, heads, done):
+        return all(heads[member] == c and self._computed(member, c, done) for member in c.members)
+
+    def _computed(self, rank, c, done):
+        """Whether every receive that the rank's own part of ``c`` depends on has ended."""
+        if isinstance(c, Transfer) and c.receiver == rank:
+            return True
+        place = places(self.plan)[rank]
+        pipeline, _, _ = holding(self.plan, place)
+        depth = len(pipeline.stages)
+        actions = stage_actions(self.plan.schedule, place.stage, depth, pipeline.micro_batches)
+        if isinstance(c, Transfer):
+            actions = actions[: actions.index(c.source) + 1]
+        needed = {a for a in actions if needs(a, depth)}
+        return all(
+            t in done
+            for t in self.programs[rank]
+            if isinstance(t, Transfer) and t.receiver == rank and t.target in needed
+        )
+
+
+def programs(plan, order):
+    return [list(share_of(rank, order)) for rank in range(len(plan.devices))]
+
+
+@settings(max_examples=150, deadline=None)
+@given(plan=plans(tp=1, max_devices=8, max_micro_batches=5), data=st.data())
+def test_blocking_execution_in_the_total_order_never_deadlocks(plan, data):
+    num_rows = data.draw(st.integers(1, plan.global_batch))
+    ties = {"blocks.0.weight": (0, plan.num_blocks - 1)} if plan.num_blocks > 1 else {}
+    order = communications(plan, num_rows, ties)
+    assert InOrderDevices(plan, programs(plan, order)).stuck() == []
+
+
+@settings(max_examples=50, deadline=None)
+@given(plan=plans(tp=1, max_devices=6), data=st.data())
+def test_hops_move_every_row_once_each_way(plan, data):
+    num_rows = data.draw(st.integers(1, plan.global_batch))
+    order = communications(plan, num_rows, {})
+    hops = [c for c in order if isinstance(c, Transfer)]
+    assert len(set(hops)) == len(hops)
+    boundaries = sum(len(p.stages) - 1 for p in plan.pipelines)
+    if boundaries == len(plan.pipelines) * (len(plan.pipelines[0].stages) - 1):
+        rows = sum(len(t.rows) for t in hops)
+        assert rows == 2 * num_rows * (len(plan.pipelines[0].stages) - 1)
+    assert order[-1] == Commit(tuple(range(len(plan.devices))))
+
+
+def line(*cut, micro_batches=4, start=0, schedule=ScheduleKind.ONE_F_ONE_B):
+    edges = [0, *cut]
+    stages = tuple(
+        Stage(layers=(a, b), replicas=(Replica(devices=(f"n:{start + i}",), share=2),))
+        for i, (a, b) in enumerate(pairwise(edges))
+    )
+    return Pipeline(micro_batches=micro_batches, micro_batch=2, stages=stages)
+
+
+def unlike_pipelines(schedule=ScheduleKind.ONE_F_ONE_B):
+    pipelines = (line(1, 3, 6), line(4, 6, micro_batches=3, start=3))
+    return Plan(model="tiny", global_batch=14, sequence=1, schedule=schedule, pipelines=pipelines)
+
+
+def test_reductions_are_segments_and_ties_with_the_union_of_holders():
+    found = {r.name: r.members for r in reductions(unlike_pipelines(), TIES)}
+    assert found == {
+        "0:1": (0, 3), "1:3": (1, 3), "3:4": (2, 3), "4:6": (2, 4), "blocks.0.weight": (0, 2, 3, 4),
+    }  # fmt: skip
+
+
+def test_reductions_follow_the_hops_of_each_rank_in_descending_block_order():
+    for rank in range(5):
+        mine = share_of(rank, communications(unlike_pipelines(), 14, {}))
+        kinds = [type(c) for c in mine]
+        assert kinds == sorted(kinds, key=[Transfer, Reduction, Commit].index)
+        starts = [c.blocks[0] for c in mine if isinstance(c, Reduction)]
+        assert starts == sorted(starts, reverse=True)
+
+
+def test_each_rank_in_the_order_of_its_own_actions_deadlocks_and_is_caught():
+    plan = unlike_pipelines()
+    order = communications(plan, 14, {})
+    own = []
+    for place, program in zip(places(plan), programs(plan, order), strict=True):
+        pipeline, _, _ = holding(plan, place)
+        actions = stage_actions(plan.schedule, place.stage, len(pipeline.stages), pipeline.micro_batches)
+        hops = [c for c in program if isinstance(c, Transfer)]
+        rest = [c for c in program if not isinstance(c, Transfer)]
+        own.append([c for a in actions for c in hops if a in (c.target, c.source)] + rest)
+    assert InOrderDevices(plan, own).stuck()
+
+
+def test_ascending_reductions_on_one_rank_deadlock_and_are_caught():
+    pipelines = (line(4, micro_batches=1), line(4, start=1), line(2, 4, start=2))
+    plan = Plan(model="tiny", global_batch=18, sequence=1, pipelines=pipelines)
+    wrong = programs(plan, communications(plan, 18, {}))
+    assert [c.name for c in wrong[1][:-1]] == ["2:4", "0:2"]
+    assert InOrderDevices(plan, wrong).stuck() == []
+    wrong[1] = [wrong[1][1], wrong[1][0], wrong[1][2]]
+    assert InOrderDevices(plan, wrong).stuck()
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_shuffled_order_is_caught(seed):
+    plan = unlike_pipelines(ScheduleKind.GPIPE)
+    order = list(communications(plan, 14, TIES))
+    random.Random(seed).shuffle(order)
+    assert InOrderDevices(plan, programs(plan, order)).stuck()
