@@ -1,0 +1,110 @@
+"""Devices of a cluster with the figures that a price needs: the cluster file's own, else the catalog's."""
+
+from dataclasses import dataclass
+
+from arachne_runtime.errors import InvalidFileError, Problem, UsageError
+from arachne_runtime.plan.cluster import Cluster, NodeEntry, index_of
+from arachne_runtime.plan.profile import LinkScope, Profile
+from arachne_runtime.units import GB, GIB, Bytes
+
+from ..catalog.devices import GPU_RESERVE_BYTES, NCCL_LATENCY_US, DeviceType, device
+from .links import Link, curves_of
+
+
+@dataclass(frozen=True, slots=True)
+class NodeFacts:
+    """One node: every device of it is alike."""
+
+    name: str
+    order: int
+    """Its position in the cluster file."""
+    gpus: int
+    device: DeviceType
+    memory_bytes: Bytes
+    price_per_hour: float | None
+
+
+class Fleet:
+    """Nodes by name and links by pair of nodes; each is worked out once."""
+
+    def __init__(self, cluster: Cluster, profile: Profile) -> None:
+        self.cluster = cluster
+        self.profile = profile
+        facts = _entries(cluster)
+        self.nodes: dict[str, NodeFacts] = {
+            node.name: NodeFacts(node.name, order, node.entry.gpus, *facts[node.entry.name])
+            for order, node in enumerate(cluster.nodes)
+        }
+        self._links: dict[tuple[str, str], Link] = {}
+
+    def node(self, name: str) -> NodeFacts:
+        """Facts of a node; UsageError where the cluster has none of that name."""
+        found = self.nodes.get(name)
+        if found is None:
+            raise UsageError(f"node {name!r} is not in the cluster; it has {', '.join(self.nodes)}")
+        return found
+
+    def check_device(self, name: str, node: NodeFacts) -> None:
+        """UsageError where a device's index is beyond its node's devices."""
+        if not 0 <= index_of(name) < node.gpus:
+            raise UsageError(f"device {name} is not in the cluster: node {node.name} has {node.gpus} devices")
+
+    def link(self, a: str, b: str) -> Link:
+        """The link from a device of node ``a`` to a device of node ``b``."""
+        found = self._links.get((a, b))
+        if found is None:
+            found = self._intra(a) if a == b else self._inter(a, b)
+            self._links[a, b] = self._links[b, a] = found
+        return found
+
+    def _intra(self, name: str) -> Link:
+        node, entry = self.node(name), self.cluster.nodes_by_name[name].entry
+        device = node.device
+        curves = curves_of(self.profile.links, device.name, device.name, LinkScope.INTRA)
+        stated = entry.intra_GBps or (None if curves else device.intra_GBps)
+        per_byte = 1 / (stated * GB) if stated else 0.0
+        return Link(LinkScope.INTRA, device.intra_latency_us * 1e-6, per_byte, curves)
+
+    def _inter(self, a: str, b: str) -> Link:
+        types = self.node(a).device.name, self.node(b).device.name
+        pair = self.cluster.link(a, b)
+        latency = pair.latency_us if pair.latency_us is not None else self.cluster.network.latency_us
+        curves = curves_of(self.profile.links, *types, LinkScope.INTER)
+        return Link(LinkScope.INTER, latency * 1e-6, 1 / (pair.inter_GBps * GB), curves)
+
+
+def _entries(cluster: Cluster) -> dict[str, tuple[DeviceType, Bytes, float | None]]:
+    found, problems = {}, []
+    for i, entry in enumerate(cluster.node):
+        try:
+            found[entry.name] = _facts(entry)
+        except UsageError as error:
+            problems.append(Problem(f"$.node[{i}].device", str(error)))
+    if problems:
+        raise InvalidFileError("cluster", problems)
+    return found
+
+
+def _facts(entry: NodeEntry) -> tuple[DeviceType, Bytes, float | None]:
+    known = _device_of(entry)
+    memory = known.memory_bytes if entry.memory_GiB is None else int(entry.memory_GiB * GIB)
+    price = known.price_per_hour if entry.price_per_hour is None else entry.price_per_hour
+    return known, memory, price
+
+
+def _device_of(entry: NodeEntry) -> DeviceType:
+    """The catalog's device type, or one that the entry itself describes with its memory and bandwidth."""
+    try:
+        return device(entry.device)
+    except UsageError as error:
+        if entry.memory_GiB is None or (entry.intra_GBps is None and entry.gpus > 1):
+            raise UsageError(f"{error}; or give memory_GiB and intra_GBps of {entry.name!r}") from None
+    return DeviceType(
+        name=entry.device,
+        memory_bytes=int(entry.memory_GiB * GIB),
+        intra_GBps=entry.intra_GBps or 0.0,
+        intra_latency_us=NCCL_LATENCY_US,
+        memory_GBps=None,
+        reserve_bytes=GPU_RESERVE_BYTES,
+        source="the cluster file",
+    )

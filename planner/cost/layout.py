@@ -1,0 +1,198 @@
+"""From a plan to what the simulation plays: replicas with their costs, and the messages between them."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from arachne_runtime.errors import UnsupportedPlanError
+from arachne_runtime.plan.cluster import node_of
+from arachne_runtime.plan.plan import Pipeline, Plan, Replica, ScheduleKind, Stage
+from arachne_runtime.plan.rows import Overlap, consecutive, overlaps
+from arachne_runtime.units import Seconds
+
+from .fleet import NodeFacts
+from .simulate import Actor, Sources, Stages
+from .tables import Tables
+
+
+@dataclass(frozen=True, slots=True)
+class Seat:
+    """One replica in its node."""
+
+    replica: Replica
+    node: NodeFacts
+
+    @property
+    def tp(self) -> int:
+        """Devices of its tensor-parallel group."""
+        return len(self.replica.devices)
+
+
+Seats = tuple[tuple[tuple[Seat, ...], ...], ...]
+"""By pipeline, stage and replica."""
+
+
+def seats_of(plan: Plan, tables: Tables) -> Seats:
+    """Every replica with its node. Raises UsageError for a device that the cluster does not have."""
+    return tuple(
+        tuple(tuple(_seat(replica, tables) for replica in stage.replicas) for stage in pipeline.stages)
+        for pipeline in plan.pipelines
+    )
+
+
+def _seat(replica: Replica, tables: Tables) -> Seat:
+    node = tables.fleet.node(node_of(replica.devices[0]))
+    for device in replica.devices:
+        tables.fleet.check_device(device, node)
+    return Seat(replica, node)
+
+
+def check_supported(plan: Plan) -> None:
+    """UnsupportedPlanError for what this version has no price for."""
+    if plan.schedule not in (ScheduleKind.GPIPE, ScheduleKind.ONE_F_ONE_B):
+        raise UnsupportedPlanError(
+            f"schedule {plan.schedule} has no price yet; use {ScheduleKind.ONE_F_ONE_B} or gpipe"
+        )
+    for p, pipeline in enumerate(plan.pipelines):
+        for s, stage in enumerate(pipeline.stages):
+            if stage.zero > 1 or stage.expert_parallel > 1 or stage.expert_tensor > 1:
+                raise UnsupportedPlanError(
+                    f"$.pipelines[{p}].stages[{s}]: ZeRO {stage.zero} and experts {stage.expert_parallel} × "
+                    f"{stage.expert_tensor} have no price yet; use zero 0 or 1 and no expert parallelism"
+                )
+
+
+@dataclass(frozen=True, slots=True)
+class Crossing:
+    """The messages over one boundary of a pipeline."""
+
+    before: tuple[Seat, ...]
+    after: tuple[Seat, ...]
+    overlaps: tuple[Overlap, ...]
+    sample_bytes: int
+    """Bytes a sample that cross."""
+
+
+def crossings(pipeline: Pipeline, seats: tuple[tuple[Seat, ...], ...], tables: Tables) -> list[Crossing]:
+    """All boundaries of a pipeline, in order."""
+    found = []
+    for s in range(1, len(pipeline.stages)):
+        before, after = pipeline.stages[s - 1], pipeline.stages[s]
+        rows = consecutive(before.shares), consecutive(after.shares)
+        found.append(
+            Crossing(seats[s - 1], seats[s], overlaps(*rows), tables.output_bytes[before.layers[1] - 1])
+        )
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Crowd:
+    """Devices of each node that send off it in one direction: they share its NIC."""
+
+    forward: dict[str, int]
+    backward: dict[str, int]
+
+
+def crowd_of(all_crossings: list[list[Crossing]]) -> Crowd:
+    """Count them over all pipelines: a device sends with ``min(tp, tp of the other side)`` of its group."""
+    forward: dict[str, int] = {}
+    backward: dict[str, int] = {}
+    for crossing in (c for row in all_crossings for c in row):
+        out, back = [0] * len(crossing.before), [0] * len(crossing.after)
+        for o in crossing.overlaps:
+            a, b = crossing.before[o.sender], crossing.after[o.receiver]
+            if a.node is not b.node:
+                senders = min(a.tp, b.tp)
+                out[o.sender] = max(out[o.sender], senders)
+                back[o.receiver] = max(back[o.receiver], senders)
+        for seat, n in zip(crossing.before, out, strict=True):
+            forward[seat.node.name] = forward.get(seat.node.name, 0) + n
+        for seat, n in zip(crossing.after, back, strict=True):
+            backward[seat.node.name] = backward.get(seat.node.name, 0) + n
+    return Crowd(forward, backward)
+
+
+@dataclass(frozen=True, slots=True)
+class Messages:
+    """Seconds of one boundary's messages, by overlap, each end's other messages counted in."""
+
+    forward: list[Seconds]
+    backward: list[Seconds]
+
+
+def messages_of(crossing: Crossing, crowd: Crowd, tables: Tables) -> Messages:
+    """An end that serves several messages of a micro-batch serves them one after the other."""
+    forward, backward = [], []
+    for o in crossing.overlaps:
+        a, b = crossing.before[o.sender], crossing.after[o.receiver]
+        link = tables.fleet.link(a.node.name, b.node.name)
+        size = len(o.rows) * crossing.sample_bytes
+        senders = max(1, crowd.forward.get(a.node.name, 1)), max(1, crowd.backward.get(b.node.name, 1))
+        forward.append(-(-b.tp // a.tp) * link.seconds(size, senders[0]))
+        backward.append(-(-a.tp // b.tp) * link.seconds(size, senders[1]))
+    return Messages(_busiest_end(crossing, forward), _busiest_end(crossing, backward))
+
+
+def _busiest_end(crossing: Crossing, alone: list[Seconds]) -> list[Seconds]:
+    if len(alone) == 1:
+        return alone
+    at_sender, at_receiver = _loads(crossing, alone)
+    return [max(at_sender[o.sender], at_receiver[o.receiver]) for o in crossing.overlaps]
+
+
+def _loads(crossing: Crossing, seconds: list[Seconds]) -> tuple[list[Seconds], list[Seconds]]:
+    at_sender, at_receiver = [0.0] * len(crossing.before), [0.0] * len(crossing.after)
+    for o, s in zip(crossing.overlaps, seconds, strict=True):
+        at_sender[o.sender] += s
+        at_receiver[o.receiver] += s
+    return at_sender, at_receiver
+
+
+def actors_of(
+    pipeline: Pipeline,
+    seats: tuple[tuple[Seat, ...], ...],
+    boundaries: list[Crossing],
+    crowd: Crowd,
+    tables: Tables,
+) -> Stages:
+    """What the simulation plays for one pipeline."""
+    messages = [messages_of(c, crowd, tables) for c in boundaries]
+    return tuple(
+        tuple(_stage_actors(s, stage, seats[s], boundaries, messages, tables))
+        for s, stage in enumerate(pipeline.stages)
+    )
+
+
+def _stage_actors(
+    s: int,
+    stage: Stage,
+    seats: tuple[Seat, ...],
+    crossed: list[Crossing],
+    messages: list[Messages],
+    tables: Tables,
+) -> Iterator[Actor]:
+    for r, seat in enumerate(seats):
+        forward, backward = tables.stage_seconds(
+            *stage.layers, seat.node.device.name, seat.tp, seat.replica.share, stage.recompute
+        )
+        before: Sources = ()
+        behind: Sources = ()
+        received_f = received_b = sent_f = sent_b = 0.0
+        if s > 0:
+            mine = [(o.sender, i) for i, o in enumerate(crossed[s - 1].overlaps) if o.receiver == r]
+            before = tuple((j, messages[s - 1].forward[i]) for j, i in mine)
+            received_f = max(seconds for _, seconds in before)
+            sent_b = max(messages[s - 1].backward[i] for _, i in mine)
+        if s < len(crossed):
+            mine = [(o.receiver, i) for i, o in enumerate(crossed[s].overlaps) if o.sender == r]
+            behind = tuple((j, messages[s].backward[i]) for j, i in mine)
+            received_b = max(seconds for _, seconds in behind)
+            sent_f = max(messages[s].forward[i] for _, i in mine)
+        load = seat.node.device.hop_load
+        yield Actor(
+            forward + load * received_f,
+            backward + load * received_b,
+            before,
+            behind,
+            load * sent_f,
+            load * sent_b,
+        )

@@ -1,0 +1,214 @@
+"""Costs of any run of blocks on any device type in constant time, from prefix sums made once a request.
+
+Seconds are exact sums of the profile's figures up to rounding (a prefix sum subtracts: relative 1e-12).
+"""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import accumulate
+
+from arachne_runtime.errors import NotMeasuredError
+from arachne_runtime.plan.model import BlockSpec, ModelSpec
+from arachne_runtime.plan.profile import Profile, TpCommunication
+from arachne_runtime.units import GB, Seconds
+
+from ..catalog import DeviceType
+from .fleet import Fleet
+from .links import Link
+
+UPDATE_PASSES = 3.0
+"""How often an unfused Adam step walks over weight, gradient and moments, where no step was measured.
+
+OPT-350M, A100-40 (the catalog's profile): 2.94 ms for a layer of 12.6 M parameters of 16 bytes = 23 passes,
+of which most is launching kernels; a fused step needs about 1.5. Three is between, marked as not measured."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tie:
+    """Parameters that several blocks share: held once by a stage, summed over every holder of any block."""
+
+    blocks: tuple[int, ...]
+    parameters: int
+
+
+@dataclass(frozen=True, slots=True)
+class StageCosts:
+    """Prefix sums over blocks for one device type, TP degree and number of samples (length: blocks + 1)."""
+
+    forward_s: tuple[Seconds, ...]
+    backward_s: tuple[Seconds, ...]
+    activation_bytes: tuple[float, ...]
+
+
+class Tables:
+    """What every price of one request shares."""
+
+    def __init__(self, model: ModelSpec, profile: Profile, fleet: Fleet) -> None:
+        self.model = model
+        self.profile = profile
+        self.fleet = fleet
+        self.num_blocks = len(model.blocks)
+        self.ties = ties_of(model.blocks)
+        tied = [sum(t.parameters for t in self.ties if i in t.blocks) for i in range(self.num_blocks)]
+        self.own_parameters = tuple(
+            accumulate((b.parameters - t for b, t in zip(model.blocks, tied, strict=True)), initial=0)
+        )
+        """Prefix sums of parameters that no other block shares."""
+        self.input_bytes = (model.blocks[0].activation_bytes, *(b.output_bytes for b in model.blocks[:-1]))
+        """Bytes a sample that enter each block; the first block's input is within its activations."""
+        self.output_bytes = tuple(b.output_bytes for b in model.blocks)
+        self._costs: dict[tuple[str, int, int], StageCosts] = {}
+        self._updates: dict[tuple[str, int], tuple[Seconds, ...]] = {}
+
+    def costs(self, device: str, tp: int, samples: int) -> StageCosts:
+        """Prefix sums for a replica of ``tp`` devices that takes ``samples`` of a micro-batch.
+
+        NotMeasuredError where the profile does not reach.
+        """
+        key = (device, tp, samples)
+        found = self._costs.get(key)
+        if found is None:
+            found = self._costs[key] = self._sum_costs(device, tp, samples)
+        return found
+
+    def stage_seconds(
+        self, start: int, stop: int, device: str, tp: int, samples: int, recompute: bool = False
+    ) -> tuple[Seconds, Seconds]:
+        """Forward and backward seconds of blocks ``start..stop-1``; recomputation adds one more forward."""
+        costs = self.costs(device, tp, samples)
+        forward = costs.forward_s[stop] - costs.forward_s[start]
+        backward = costs.backward_s[stop] - costs.backward_s[start]
+        return forward, backward + forward if recompute else backward
+
+    def activations(self, start: int, stop: int, device: str, tp: int, samples: int) -> float:
+        """Bytes a micro-batch that blocks ``start..stop-1`` keep for the backward on each device."""
+        kept = self.costs(device, tp, samples).activation_bytes
+        return kept[stop] - kept[start]
+
+    def parameters(self, start: int, stop: int) -> int:
+        """Parameters that a stage holds; one tied within it is held once."""
+        held = self.own_parameters[stop] - self.own_parameters[start]
+        for tie in self.ties:
+            if any(start <= b < stop for b in tie.blocks):
+                held += tie.parameters
+        return held
+
+    def update_seconds(self, start: int, stop: int, device: str, tp: int) -> Seconds:
+        """Seconds of the optimizer step of blocks ``start..stop-1``."""
+        key = (device, tp)
+        found = self._updates.get(key)
+        if found is None:
+            found = self._updates[key] = _prefix(self._update(b, device, tp) for b in self.model.blocks)
+        return found[stop] - found[start]
+
+    def samples_range(self, device: str, tp: int) -> tuple[int, int] | None:
+        """Smallest and largest share that every kind of block was measured for, or None."""
+        ranges = [self.profile.samples_range(kind, device, tp) for kind in self._kinds]
+        known = [r for r in ranges if r is not None]
+        if len(known) < len(ranges):
+            return None
+        low, high = max(r[0] for r in known), min(r[1] for r in known)
+        return (low, high) if low <= high else None
+
+    def tp_degrees(self, device: str) -> tuple[int, ...]:
+        """TP degrees at which every kind of block was measured on a device type, ascending."""
+        degrees = sorted({t.tp for t in self.profile.timings if t.device == device})
+        return tuple(tp for tp in degrees if self.samples_range(device, tp))
+
+    @cached_property
+    def not_measured(self) -> tuple[str, ...]:
+        """What every price of this request has to estimate, one sentence each."""
+        kinds = {(u.kind, u.device) for u in self.profile.updates}
+        types = dict.fromkeys(node.device.name for node in self.fleet.nodes.values())
+        without = [d for d in types if any((k, d) not in kinds for k in self._kinds)]
+        notes = [f"optimizer step on {d}: from its memory bandwidth" for d in without]
+        if not self.profile.links:
+            notes.append("links: from the cluster file and the catalog")
+        return tuple(notes)
+
+    @cached_property
+    def _kinds(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(b.kind for b in self.model.blocks))
+
+    def _sum_costs(self, device: str, tp: int, samples: int) -> StageCosts:
+        by_kind = {kind: self.profile.block(kind, device, tp, samples) for kind in self._kinds}
+        extra = self._tp_communication(device, tp, samples)
+        blocks = self.model.blocks
+        rows = [by_kind[b.kind] for b in blocks]
+        kept = (
+            float(row.activation_bytes) if row.activation_bytes is not None else self._kept(i, tp, samples)
+            for i, row in enumerate(rows)
+        )
+        return StageCosts(
+            _prefix(row.forward_s + extra(i) for i, row in enumerate(rows)),
+            _prefix(row.backward_s + extra(i) for i, row in enumerate(rows)),
+            _prefix(kept),
+        )
+
+    def _kept(self, block: int, tp: int, samples: int) -> float:
+        """The model's figure: a tensor-parallel group shards what a block keeps, but not its input."""
+        whole = self.model.blocks[block].activation_bytes
+        replicated = min(whole, self.input_bytes[block]) if tp > 1 else whole
+        return samples * (replicated + (whole - replicated) / tp)
+
+    def _tp_communication(self, device: str, tp: int, samples: int) -> Callable[[int], Seconds]:
+        """Seconds that a block's collectives add to each direction.
+
+        Two all-reduces of its output a direction (Megatron-LM, arXiv 1909.08053 §3: after attention and after
+        the MLP), one for the first and the last block, which hold one sharded matrix.
+        """
+        if tp == 1 or self.profile.tp_communication is TpCommunication.INCLUDED:
+            return lambda _: 0.0
+        link = self._slowest_intra(device)
+        last = self.num_blocks - 1
+
+        def seconds(block: int) -> Seconds:
+            width = self.output_bytes[block] if block < last else self.input_bytes[block]
+            return (1 if block in (0, last) else 2) * ring_seconds(link, samples * width, tp)
+
+        return seconds
+
+    def _slowest_intra(self, device: str) -> Link:
+        links = [
+            self.fleet.link(n.name, n.name) for n in self.fleet.nodes.values() if n.device.name == device
+        ]
+        return max(links, key=lambda link: link.seconds(2**20))
+
+    def _update(self, block: BlockSpec, device: str, tp: int) -> Seconds:
+        measured = self.profile.update(block.kind, device, tp)
+        if measured is not None:
+            return measured
+        sizes = self.model.bytes_per_parameter
+        held = block.parameters * (sizes.weight + sizes.gradient + sizes.optimizer) / tp
+        return UPDATE_PASSES * held / (self._memory_bandwidth(device) * GB)
+
+    def _memory_bandwidth(self, device: str) -> float:
+        types: list[DeviceType] = [n.device for n in self.fleet.nodes.values() if n.device.name == device]
+        if not types or types[0].memory_GBps is None:
+            raise NotMeasuredError(
+                f"profile of {self.profile.model}: the optimizer step on {device} was not measured and the "
+                f"catalog does not know that type; run `arachne profile` on it"
+            )
+        return types[0].memory_GBps
+
+
+def ring_seconds(link: Link, size: float, members: int, senders: int = 1) -> Seconds:
+    """Ring all-reduce of ``size`` bytes: 2 (n - 1) messages of size / n, each as slow as ``link``."""
+    if members < 2:
+        return 0.0
+    return 2 * (members - 1) * link.seconds(-(-int(size) // members), senders)
+
+
+def ties_of(blocks: Iterable[BlockSpec]) -> tuple[Tie, ...]:
+    """Groups of blocks that share parameters, by owner."""
+    found: dict[int, Tie] = {}
+    for i, block in enumerate(blocks):
+        if block.tied_to is not None:
+            old = found.get(block.tied_to, Tie((block.tied_to,), 0))
+            found[block.tied_to] = Tie((*old.blocks, i), max(old.parameters, block.tied_parameters))
+    return tuple(found.values())
+
+
+def _prefix(values: Iterable[float]) -> tuple[float, ...]:
+    return tuple(accumulate(values, initial=0))

@@ -1,0 +1,71 @@
+"""The catalog: names, figures, sources, and that the wheel carries them."""
+
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from arachne_runtime.errors import UsageError
+from arachne_runtime.plan.profile import LinkScope
+from planner import catalog
+
+ROOT = Path(__file__).parent.parent
+
+
+def test_unknown_names_list_the_known_ones():
+    with pytest.raises(UsageError, match="'H999'; known: A100-40, V100-16, cpu, cpu-<share>"):
+        catalog.device("H999")
+    with pytest.raises(UsageError, match=r"'gpt-9'.*known: opt-350m"):
+        catalog.model("gpt-9")
+    with pytest.raises(UsageError, match="opt-350m"):
+        catalog.profile("../opt-350m")
+
+
+@pytest.mark.parametrize("name", ["cpu-", "cpu-x", "cpu-0", "cpu--1", "cpu-nan", "CPU"])
+def test_a_cpu_share_is_a_positive_number(name):
+    with pytest.raises(UsageError):
+        catalog.device(name)
+
+
+def test_a_cpu_share_scales_what_a_core_does():
+    whole, part = catalog.device("cpu"), catalog.device("cpu-0.25")
+    assert part.intra_GBps == pytest.approx(whole.intra_GBps / 4)
+    assert part.memory_bytes == whole.memory_bytes
+
+
+def test_every_figure_names_its_source():
+    assert all(catalog.device(name).source for name in ("A100-40", "V100-16", "cpu"))
+    entry = catalog.entry("opt-350m")
+    assert "eth-easl/sailor" in entry.source
+    assert "cf2c8e3" in entry.source
+    assert "MIT" in entry.licence
+    assert "eth-easl/sailor, commit cf2c8e3" in (ROOT / "NOTICE").read_text()
+
+
+def test_opt_350m_is_what_was_measured():
+    model, profile = catalog.model("opt-350m"), catalog.profile("opt-350m")
+    assert (len(model.blocks), model.sequence) == (26, 2048)
+    assert sum(b.parameters for b in model.blocks) == 407_431_168
+    layer = profile.block("layer", "V100-16", 1, 4)
+    assert (layer.forward_s, layer.backward_s) == (0.028839, 0.071714)
+    assert profile.samples_range("head", "A100-40", 4) == (1, 8)
+
+
+def test_measured_links_are_ascending_and_faster_inside_a_node():
+    links = catalog.profile("opt-350m").links
+    for link in links:
+        seconds = [p.seconds for p in link.points]
+        assert seconds == sorted(seconds)
+    at_64_mb = {(k.between, k.scope, k.senders): k.points[6].seconds for k in links}
+    pair = ("A100-40", "A100-40")
+    assert at_64_mb[pair, LinkScope.INTRA, 1] * 10 < at_64_mb[pair, LinkScope.INTER, 1]
+    assert at_64_mb[pair, LinkScope.INTER, 1] < at_64_mb[pair, LinkScope.INTER, 4]
+
+
+def test_the_wheel_carries_the_data(tmp_path):
+    build = "import hatchling.build as b, sys; print(b.build_wheel(sys.argv[1]))"
+    subprocess.run([sys.executable, "-c", build, str(tmp_path)], cwd=ROOT, check=True, capture_output=True)
+    (wheel,) = tmp_path.glob("*.whl")
+    assert "planner/catalog/opt-350m.json" in zipfile.ZipFile(wheel).namelist()
