@@ -119,7 +119,7 @@ def test_the_slowest_replica_of_a_stage_sets_its_pace():
 
 
 def test_messages_go_between_overlapping_shares_only():
-    # shares [3, 1] before [2, 2]: the first receiver needs two rows of the first sender, the second one of each
+    # shares [3, 1] before [2, 2]: the first receiver needs two rows of the first, the second one of each
     nodes = [("a", FAST, 1), ("b", FAST, 1), ("c", FAST, 1), ("d", FAST, 1)]
     ask = request(nodes, model(2, 100 * MB), memory_GiB=64)
     found = price(
