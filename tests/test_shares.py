@@ -32,7 +32,10 @@ def brute_force(total: int, time_of: TimeOf, minima: list[int], caps: list[int])
 def random_case(rng: random.Random) -> tuple[int, list[list[Line]], list[int], list[int]]:
     count = rng.randint(1, 4)
     lines = [
-        [Line(rng.choice((0.0, rng.uniform(-1, 5))), rng.choice((0.0, 1.0, rng.uniform(0.01, 4)))) for _ in range(k)]
+        [
+            Line(rng.choice((0.0, rng.uniform(-1, 5))), rng.choice((0.0, 1.0, rng.uniform(0.01, 4))))
+            for _ in range(k)
+        ]
         for k in (rng.randint(1, 4) for _ in range(count))
     ]
     minima = [rng.randint(0, 4) for _ in range(count)]
@@ -57,10 +60,14 @@ def test_water_filling_equals_brute_force(seed):
 def test_tables_equal_brute_force(seed):
     rng = random.Random(seed)
     total, _, minima, caps = random_case(rng)
-    tables = [list(itertools.accumulate(rng.choice((0.0, rng.uniform(0, 3))) for _ in range(12))) for _ in minima]
+    tables = [
+        list(itertools.accumulate(rng.choice((0.0, rng.uniform(0, 3))) for _ in range(12))) for _ in minima
+    ]
     shares = water_fill_table(total, lambda i, b: tables[i][b], minima, caps)
     assert_within(shares, total, minima, caps)
-    assert slowest(lambda i, b: tables[i][b], shares) == brute_force(total, lambda i, b: tables[i][b], minima, caps)
+    assert slowest(lambda i, b: tables[i][b], shares) == brute_force(
+        total, lambda i, b: tables[i][b], minima, caps
+    )
 
 
 @pytest.mark.parametrize("error", [0.0, 0.5, 0.99, 1.01, 2.0, 100.0])
@@ -109,7 +116,9 @@ def test_the_second_line_bends_the_share():
 def test_flat_lines_are_filled_at_once():
     """A replica whose time does not grow must not be filled sample by sample."""
     started = time.process_time()
-    shares = water_fill(10**12, [[Line(1.0, 0.0)], [Line(1.0, 1e-30)], [Line(0.0, 1.0)]], [0] * 3, [10**12] * 3)
+    shares = water_fill(
+        10**12, [[Line(1.0, 0.0)], [Line(1.0, 1e-30)], [Line(0.0, 1.0)]], [0] * 3, [10**12] * 3
+    )
     assert sum(shares) == 10**12
     assert time.process_time() - started < 0.1
 
@@ -138,7 +147,9 @@ def test_impossible_totals_say_what_binds(total, minima, caps, words):
             fill()
 
 
-@pytest.mark.parametrize("lines", [[[Line(0.0, -1.0)]], [[Line(float("nan"), 1.0)]], [[]], [[Line(0.0, 1.0)]] * 2])
+@pytest.mark.parametrize(
+    "lines", [[[Line(0.0, -1.0)]], [[Line(float("nan"), 1.0)]], [[]], [[Line(0.0, 1.0)]] * 2]
+)
 def test_lines_that_make_no_sense_are_refused(lines):
     with pytest.raises(UsageError):
         water_fill(3, lines, [1], [5])
@@ -146,7 +157,9 @@ def test_lines_that_make_no_sense_are_refused(lines):
 
 def test_4096_replicas_within_50_ms():
     rng = random.Random(0)
-    lines = [[Line(rng.uniform(0, 1), rng.uniform(0.5, 4)), Line(rng.uniform(1, 9), 0.4)] for _ in range(4096)]
+    lines = [
+        [Line(rng.uniform(0, 1), rng.uniform(0.5, 4)), Line(rng.uniform(1, 9), 0.4)] for _ in range(4096)
+    ]
     minima, caps = [1] * 4096, [rng.randint(4, 40) for _ in range(4096)]
     seconds = []
     for _ in range(7):
@@ -162,7 +175,9 @@ def test_largest_remainder_is_fair(total, weights):
     parts = largest_remainder(total, weights)
     whole = sum(weights)
     assert sum(parts) == total
-    assert all(total * w // whole <= part <= -(-total * w // whole) for part, w in zip(parts, weights, strict=True))
+    assert all(
+        total * w // whole <= part <= -(-total * w // whole) for part, w in zip(parts, weights, strict=True)
+    )
 
 
 def test_largest_remainder_ties_go_to_the_lower_index():

@@ -49,8 +49,7 @@ def water_fill(
 ) -> tuple[int, ...]:
     """Shares that minimise the slowest replica's time, ``max_i t_i(b_i)`` with ``sum(b) == total``.
 
-    ``t_i`` is the highest of ``lines[i]`` (convex), ``minima[i] <= b_i <= caps[i]``; a replica with no samples
-    takes no time. Exact for integers; ties go to the lower index. O(n log n) for n replicas of a few lines
+    ``t_i`` is the highest of ``lines[i]`` (convex), ``minima[i] <= b_i <= caps[i]``; no samples take no time. Exact for integers; ties go to the lower index. O(n log n) for n replicas of a few lines
     (Cannikin, arXiv 2402.05302, finds the real-valued optimum for two lines by a linear system).
 
     Raises NoFeasiblePlanError unless ``sum(minima) <= total <= sum(caps)``, UsageError for a falling line.
@@ -67,7 +66,9 @@ def water_fill(
     return tuple(shares)
 
 
-def water_fill_table(total: int, time_of: TimeOf, minima: Sequence[int], caps: Sequence[int]) -> tuple[int, ...]:
+def water_fill_table(
+    total: int, time_of: TimeOf, minima: Sequence[int], caps: Sequence[int]
+) -> tuple[int, ...]:
     """Like ``water_fill``, for measured times that follow no line: any that never fall with more samples.
 
     Exact: samples go one by one where they finish first. O(total log n), one look-up a sample.
@@ -101,7 +102,7 @@ def _fill(shares: list[int], total: int, most: Sequence[int]) -> None:
 def _exchange(shares: list[int], time_of: TimeOf, minima: Sequence[int], caps: Sequence[int]) -> None:
     """Move samples while one replica's last costs more than another's next.
 
-    Where no such pair is left the maximum is least: a lower one would need such a pair. So the rounding of the
+    Where no such pair is left the maximum is least: a lower one would need such a pair. So a rounded
     water level costs a few moves, never exactness.
     """
     gains: list[tuple[Seconds, int, int]] = []
@@ -148,7 +149,9 @@ def _water_level(
     total: int, lines: Sequence[Sequence[Line]], minima: Sequence[int], caps: Sequence[int]
 ) -> Seconds:
     """The time at which the real-valued shares add up to ``total``: a sweep over the bends of all curves."""
-    bends: list[tuple[Seconds, float, float]] = []  # (time, samples that join at once, change of samples a second)
+    bends: list[
+        tuple[Seconds, float, float]
+    ] = []  # (time, samples that join at once, change of samples a second)
     for one in zip(lines, minima, caps, strict=True):
         for (t, b), (t_next, b_next) in pairwise(_bends(*one)):
             if t_next - t > _ROUNDING * abs(t):  # else a rate so large that it would drown the others
@@ -190,7 +193,9 @@ def _refuse_falling(lines: Sequence[Sequence[Line]]) -> None:
             raise UsageError(f"replica {i} has no line; give at least one")
         for line in mine:
             if not (math.isfinite(line.intercept) and math.isfinite(line.slope) and line.slope >= 0):
-                raise UsageError(f"replica {i} has {line}; an intercept is finite, a slope finite and at least 0")
+                raise UsageError(
+                    f"replica {i} has {line}; an intercept is finite, a slope finite and at least 0"
+                )
 
 
 def _refuse_impossible(total: int, minima: Sequence[int], caps: Sequence[int], count: int) -> None:
@@ -198,7 +203,9 @@ def _refuse_impossible(total: int, minima: Sequence[int], caps: Sequence[int], c
         raise UsageError(f"{count} replicas, but {len(minima)} minima and {len(caps)} caps")
     for i, (low, high) in enumerate(zip(minima, caps, strict=True)):
         if not 0 <= low <= high:
-            raise NoFeasiblePlanError(f"replica {i} must take {low} samples or more and can take at most {high}")
+            raise NoFeasiblePlanError(
+                f"replica {i} must take {low} samples or more and can take at most {high}"
+            )
     if total < sum(minima):
         raise NoFeasiblePlanError(f"{total} samples are too few: the replicas take at least {sum(minima)}")
     if total > sum(caps):
