@@ -49,7 +49,8 @@ def water_fill(
 ) -> tuple[int, ...]:
     """Shares that minimise the slowest replica's time, ``max_i t_i(b_i)`` with ``sum(b) == total``.
 
-    ``t_i`` is the highest of ``lines[i]`` (convex), ``minima[i] <= b_i <= caps[i]``; no samples take no time. Exact for integers; ties go to the lower index. O(n log n) for n replicas of a few lines
+    ``t_i`` is the highest of ``lines[i]`` (convex), ``minima[i] <= b_i <= caps[i]``; no samples take no time.
+    Exact for integers; ties go to the lower index. O(n log n) for n replicas of a few lines
     (Cannikin, arXiv 2402.05302, finds the real-valued optimum for two lines by a linear system).
 
     Raises NoFeasiblePlanError unless ``sum(minima) <= total <= sum(caps)``, UsageError for a falling line.
@@ -102,7 +103,7 @@ def _fill(shares: list[int], total: int, most: Sequence[int]) -> None:
 def _exchange(shares: list[int], time_of: TimeOf, minima: Sequence[int], caps: Sequence[int]) -> None:
     """Move samples while one replica's last costs more than another's next.
 
-    Where no such pair is left the maximum is least: a lower one would need such a pair. So a rounded
+    Where no such pair is left the maximum is least, as a lower one would need such a pair. A rounded
     water level costs a few moves, never exactness.
     """
     gains: list[tuple[Seconds, int, int]] = []
