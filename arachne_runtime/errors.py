@@ -87,6 +87,10 @@ class UnsupportedEnvironmentError(ArachneError, RuntimeError):
 
 
 class WorkerFailedError(ArachneError, RuntimeError):
-    """A training process failed; carries its rank, stage, exit code and own words."""
+    """A training process failed; its text carries rank, stage, exit code and own words."""
 
     exit_code = ExitCode.WORKER_FAILED
+    rank: int | None = None
+    """Rank of the root failure, where it is known."""
+    worker_code: int | None = None
+    """What that process exited with; negative: the signal that ended it."""

@@ -1,0 +1,126 @@
+"""From the failures of many ranks to the one that a person needs: the first that no other explains."""
+
+import signal
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from arachne_runtime.errors import WorkerFailedError
+from arachne_runtime.plan.document import Document
+from arachne_runtime.plan.placement import places
+from arachne_runtime.plan.plan import Plan
+
+SHOWN_LINES = 16
+"""Lines of a traceback in a report."""
+
+
+class Failure(Document, frozen=True, kw_only=True):
+    """How one rank ended."""
+
+    rank: int
+    where: str
+    """Device, pipeline and stage, as text."""
+    code: int
+    """What the process exited with; negative: a signal."""
+    time_s: float
+    """When, in seconds since 1970; of an unrecorded death when it was noticed."""
+    recorded: bool = False
+    """Whether the rank itself wrote down its error."""
+    kind: str = ""
+    text: str = ""
+    notes: tuple[str, ...] = ()
+    causes: tuple[str, ...] = ()
+    lines: tuple[str, ...] = ()
+    """Of its traceback where recorded, else the last of its standard error."""
+    lost_peer: bool = False
+    """It only says that another rank is gone."""
+
+    @property
+    def is_consequence(self) -> bool:
+        """Whether another failure explains this one."""
+        return self.lost_peer or (not self.recorded and self.code == -signal.SIGTERM)
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What a launch ends with when ranks failed."""
+
+    failures: tuple[Failure, ...]
+    num_ranks: int
+    traceback_file: Callable[[int], str | None] = lambda rank: None
+
+    @property
+    def root(self) -> Failure:
+        """The failure that explains the others."""
+        return min(self.failures, key=lambda f: (f.is_consequence, not f.recorded, f.time_s, f.rank))
+
+    def error(self) -> WorkerFailedError:
+        """The root failure in words, as the error to raise."""
+        root = self.root
+        error = WorkerFailedError("\n".join([_headline(root), *_details(root), *self._rest()]))
+        error.rank, error.worker_code = root.rank, root.code
+        return error
+
+    def _rest(self) -> list[str]:
+        lines = []
+        if file := self.traceback_file(self.root.rank):
+            lines.append(f"  whole traceback: {file}")
+        others = self.num_ranks - 1
+        ended = (
+            f"; the other {others} were ended"
+            if others > 1
+            else "; the other rank was ended"
+            if others
+            else ""
+        )
+        return [*lines, f"rank {self.root.rank} exited with code {self.root.code}{ended}"]
+
+
+def where_in(plan: Plan) -> Callable[[int], str]:
+    """Words for the place of a rank in a plan."""
+    by_rank = places(plan)
+
+    def words(rank: int) -> str:
+        place = by_rank[rank]
+        return f"device {place.device}, pipeline {place.pipeline}, stage {place.stage}"
+
+    return words
+
+
+def read_failure(
+    rank: int, where: str, code: int, noticed_s: float, data: Mapping[str, Any], tail: Sequence[str]
+) -> Failure:
+    """From torch's record of a failed process; ``data`` is what ``launch.worker`` wrote, if it could."""
+    message = data.get("message")
+    extra = message.get("extraInfo", {}) if isinstance(message, dict) else {}
+    if "kind" not in extra:
+        return Failure(rank=rank, where=where, code=code, time_s=noticed_s, lines=tuple(tail))
+    fields = {k: extra[k] for k in ("kind", "text", "notes", "causes", "lines", "lost_peer", "time_s")}
+    known = {"rank": rank, "where": where, "code": code, "recorded": True}
+    return msgspec.convert({**fields, **known}, Failure)
+
+
+def _headline(failure: Failure) -> str:
+    start = f"rank {failure.rank} failed ({failure.where})"
+    if failure.recorded and failure.kind == "SystemExit":
+        return f"{start}: the script called sys.exit({failure.text})"
+    if failure.recorded:
+        return f"{start}: {failure.kind}: {failure.text}"
+    if failure.code >= 0:
+        return f"{start}: exited with code {failure.code}, without a Python error"
+    name = signal.Signals(-failure.code).name if -failure.code in set(signal.Signals) else "an unknown signal"
+    hint = "; the kernel sends it when memory runs out: see `dmesg`" if name == "SIGKILL" else ""
+    return f"{start}: killed by signal {-failure.code} ({name}){hint}"
+
+
+def _details(failure: Failure) -> list[str]:
+    lines = [f"  {note}" for text in failure.notes for note in text.splitlines()]
+    lines += [f"  caused by {cause}" for cause in failure.causes]
+    left_out = len(failure.lines) - SHOWN_LINES
+    if left_out > 0:
+        lines.append(f"  ... {left_out} lines before")
+    if failure.lines and not failure.recorded:
+        lines.append("  its last words:")
+    return lines + [f"  {line.removeprefix('  ')}" for line in failure.lines[-SHOWN_LINES:]]

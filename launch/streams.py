@@ -1,0 +1,146 @@
+"""What ranks print, and the folders in which they leave their errors: torch's log specification, with pipes.
+
+torch's own redirection goes through growing files that are read ten times a second; a pipe passes a line on
+at once and leaves nothing behind.
+"""
+
+import os
+import selectors
+import sys
+import threading
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, TextIO
+
+from torch.distributed.elastic.multiprocessing import LogsDest, LogsSpecs
+
+_TAIL_LINES = 12
+"""Lines of a rank's standard error kept for a failure that left no other word."""
+_POLL_S = 0.05
+_CHUNK_BYTES = 65_536
+
+
+@dataclass(slots=True)
+class _Stream:
+    """One pipe from one rank."""
+
+    prefix: str
+    shown_on: TextIO | None
+    log: IO[str] | None
+    reader: int
+    writer: int
+    rest: bytes = b""
+    tail: deque[str] = field(default_factory=lambda: deque(maxlen=_TAIL_LINES))
+
+    def take(self, data: bytes) -> None:
+        """Pass whole lines on; keep the rest until its line ends."""
+        *lines, self.rest = (self.rest + data).split(b"\n")
+        for line in lines:
+            self.put(line.decode(errors="replace") + "\n")
+
+    def put(self, text: str) -> None:
+        self.tail.append(text.rstrip())
+        if self.log is not None:
+            self.log.write(text)
+            self.log.flush()
+        if self.shown_on is not None:
+            self.shown_on.write(self.prefix + text)
+            self.shown_on.flush()
+
+    def close(self) -> None:
+        if self.rest:
+            self.put(self.rest.decode(errors="replace") + "\n")
+        os.close(self.reader)
+        os.close(self.writer)
+        if self.log is not None:
+            self.log.close()
+
+
+class RankStreams(LogsSpecs):
+    """Gives each rank its environment, its error file and its output; a context manager around the launch."""
+
+    def __init__(
+        self,
+        folder: Path,
+        ranks: Sequence[int],
+        environments: Sequence[Mapping[str, str]],
+        *,
+        prefixed: bool,
+        quiet: bool = False,
+        log_dir: Path | None = None,
+    ) -> None:
+        super().__init__()
+        self._folder = folder
+        self._ranks = ranks
+        self._environments = environments
+        self._direct = not prefixed and not quiet and log_dir is None
+        self._log_dir = log_dir
+        self._streams: dict[tuple[int, str], _Stream] = {}
+        self._prefixed = prefixed
+        self._quiet = quiet
+        self._ended = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    @property
+    def root_log_dir(self) -> str:
+        """Folder of the error files."""
+        return str(self._folder)
+
+    def __enter__(self) -> "RankStreams":
+        if self._log_dir is not None:
+            self._log_dir.mkdir(parents=True, exist_ok=True)
+        if not self._direct:
+            for rank in self._ranks:
+                for name, shown_on in (("out", sys.stdout), ("err", sys.stderr)):
+                    self._streams[rank, name] = self._open(rank, name, shown_on)
+            self._thread = threading.Thread(target=self._pump, name="rank-output", daemon=True)
+            self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ended.set()
+        if self._thread is not None:
+            self._thread.join()
+
+    def reify(self, envs: dict[int, dict[str, str]]) -> LogsDest:
+        """Called by torch's agent before it starts ranks: their environments, and where they write."""
+        errors = {}
+        for local, env in envs.items():
+            folder = self._folder / f"rank-{self._ranks[local]}"
+            folder.mkdir(exist_ok=True)
+            errors[local] = env["TORCHELASTIC_ERROR_FILE"] = str(folder / "error.json")
+            env.update(self._environments[local])
+        outs, errs = ({i: self._path(r, name) for i, r in enumerate(self._ranks)} for name in ("out", "err"))
+        return LogsDest(stdouts=outs, stderrs=errs, error_files=errors)
+
+    def tail(self, rank: int) -> tuple[str, ...]:
+        """The last lines of a rank's standard error; none where it went straight to the terminal."""
+        stream = self._streams.get((rank, "err"))
+        return tuple(stream.tail) if stream else ()
+
+    def _open(self, rank: int, name: str, shown_on: TextIO) -> _Stream:
+        reader, writer = os.pipe()
+        os.set_blocking(reader, False)
+        prefix = f"[{rank}] " if self._prefixed else ""
+        log = (self._log_dir / f"rank-{rank}.{name}").open("w") if self._log_dir else None
+        return _Stream(prefix, None if self._quiet else shown_on, log, reader, writer)
+
+    def _path(self, rank: int, name: str) -> str:
+        stream = self._streams.get((rank, name))
+        return f"/proc/{os.getpid()}/fd/{stream.writer}" if stream else ""
+
+    def _pump(self) -> None:
+        with selectors.DefaultSelector() as selector:
+            for stream in self._streams.values():
+                selector.register(stream.reader, selectors.EVENT_READ, stream)
+            while True:
+                ended = self._ended.is_set()
+                ready = selector.select(0 if ended else _POLL_S)
+                for key, _ in ready:
+                    key.data.take(os.read(key.data.reader, _CHUNK_BYTES))
+                if ended and not ready:
+                    break
+        for stream in self._streams.values():
+            stream.close()

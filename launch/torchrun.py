@@ -1,0 +1,328 @@
+"""Starts one process for each rank of a plan on this machine, through torch's own elastic agent.
+
+torchrun does the same from its command line; here the plan gives ranks, numbers of processes and places in
+words, and a failure ends in the one error that explains it.
+"""
+
+import logging
+import os
+import secrets
+import signal
+import socket
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from torch import cuda
+from torch.distributed import DistNetworkError
+from torch.distributed.elastic.multiprocessing import SignalException
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+from arachne_runtime.errors import UnsupportedEnvironmentError, UsageError
+from arachne_runtime.plan import files
+from arachne_runtime.plan.cluster import node_of
+from arachne_runtime.plan.placement import rank_order
+
+from . import lab
+from .failure import Report, read_failure, where_in
+from .streams import RankStreams
+from .worker import DEVICE_VARIABLE
+
+PLAN_VARIABLE = "ARACHNE_PLAN"
+TRACE_VARIABLE = "ARACHNE_TRACE"
+RUN_VARIABLE = "ARACHNE_RUN"
+"""In the environment of every process of a job: tells them from all others."""
+SHUTDOWN_S = 5
+"""How long ranks may take to end after a signal before they are killed."""
+RENDEZVOUS_S = 600
+"""How long nodes wait for each other."""
+_PORT_TRIES = 3
+_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Meeting:
+    """Where the agents of a job's nodes meet, and which of them this one is."""
+
+    node_rank: int = 0
+    num_nodes: int = 1
+    address: str = "127.0.0.1"
+    port: int | None = None
+    """None: any free port (one node only)."""
+    first_rank: int = 0
+    """Global rank of this node's first device."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """What runs on this node."""
+
+    devices: tuple[str, ...]
+    """By local rank."""
+    command: tuple[str, ...]
+    """``train.py ARGS`` or ``-m module ARGS``."""
+    num_ranks: int
+    """Of all nodes."""
+    where: Callable[[int], str]
+    """Words for the place of a rank."""
+    environment: Mapping[str, str] = field(default_factory=dict)
+    quiet: bool = False
+    log_dir: Path | None = None
+    meeting: Meeting = field(default_factory=Meeting)
+
+
+def run_plan(
+    plan_path: Path,
+    command: Sequence[str],
+    *,
+    env: Mapping[str, str] | None = None,
+    trace: Path | None = None,
+    quiet: bool = False,
+    log_dir: Path | None = None,
+) -> None:
+    """Run a script on every device of a plan, on this machine (or in the lab that is on), to its end.
+
+    Raises InvalidFileError for the plan, UsageError for the command, and WorkerFailedError with the words of
+    the rank that failed first.
+    """
+    plan = files.read_plan(plan_path)
+    devices = rank_order(plan)
+    _refuse_shared_gpus(devices)
+    launch(
+        Job(
+            devices=devices,
+            command=script_command(command),
+            num_ranks=len(devices),
+            where=where_in(plan),
+            environment=plan_environment(plan_path, trace, env),
+            quiet=quiet,
+            log_dir=log_dir,
+            meeting=Meeting(address=_local_address()),
+        )
+    )
+
+
+def run_ranks(
+    devices: Sequence[str],
+    command: Sequence[str],
+    *,
+    env: Mapping[str, str] | None = None,
+    quiet: bool = False,
+    log_dir: Path | None = None,
+) -> None:
+    """Run a script on these devices without a plan: rank i on ``devices[i]``. Errors as in ``run_plan``."""
+    launch(
+        Job(
+            devices=tuple(devices),
+            command=script_command(command),
+            num_ranks=len(devices),
+            where=lambda rank: f"device {devices[rank]}",
+            environment=env or {},
+            quiet=quiet,
+            log_dir=log_dir,
+            meeting=Meeting(address=_local_address()),
+        )
+    )
+
+
+def plan_environment(
+    plan_path: Path, trace: Path | None, env: Mapping[str, str] | None = None
+) -> dict[str, str]:
+    """What ranks need to find their plan and where to write their records."""
+    found = {PLAN_VARIABLE: str(plan_path.absolute())}
+    if trace is not None:
+        found[TRACE_VARIABLE] = str(trace.absolute())
+    return {**found, **(env or {})}
+
+
+def script_command(command: Sequence[str]) -> tuple[str, ...]:
+    """``train.py ARGS`` or ``-m module ARGS``; a ``python`` in front is dropped."""
+    words = list(command)
+    if words and Path(words[0]).name.startswith("python"):
+        words = words[1:]
+    if not words or (words[0] == "-m" and len(words) == 1):
+        raise UsageError("no script to run; give it behind --: train.py ARGS, or -m package.module ARGS")
+    if words[0] != "-m" and not Path(words[0]).is_file():
+        raise UsageError(f"no script {words[0]!r}; give a Python file, or -m package.module")
+    return tuple(words)
+
+
+def launch(job: Job) -> None:
+    """Start this node's ranks and wait for them; no process of the job outlives the call."""
+    run_id = f"arachne-{secrets.token_hex(8)}"
+    with tempfile.TemporaryDirectory(prefix="arachne-run-") as scratch:
+        ranks = range(job.meeting.first_rank, job.meeting.first_rank + len(job.devices))
+        streams = RankStreams(
+            Path(scratch),
+            ranks,
+            [_rank_environment(job, device, run_id) for device in job.devices],
+            prefixed=job.num_ranks > 1,
+            quiet=job.quiet,
+            log_dir=job.log_dir,
+        )
+        stopped_by: signal.Signals | None = None
+        failed: ChildFailedError | None = None
+        with _undisturbed():
+            try:
+                with streams, _no_survivors(run_id):
+                    _start(job, streams)
+            except SignalException as error:
+                stopped_by = error.sigval
+            except ChildFailedError as error:
+                failed = error
+        if stopped_by is not None:
+            os.kill(os.getpid(), stopped_by)  # as if we had never caught it: the caller's handler decides
+            raise KeyboardInterrupt
+        if failed is not None:
+            raise _report(job, failed, streams, Path(scratch)).error()
+
+
+def _start(job: Job, streams: RankStreams) -> None:
+    meeting = job.meeting
+    for attempt in range(_PORT_TRIES):
+        port = meeting.port or free_port()
+        config = LaunchConfig(
+            min_nodes=meeting.num_nodes,
+            max_nodes=meeting.num_nodes,
+            nproc_per_node=len(job.devices),
+            run_id="arachne",
+            role="rank",
+            rdzv_backend="static",
+            rdzv_endpoint=f"{meeting.address}:{port}",
+            rdzv_configs={"rank": meeting.node_rank, "timeout": RENDEZVOUS_S},
+            max_restarts=0,
+            monitor_interval=0.05,
+            logs_specs=streams,
+            shutdown_timeout=SHUTDOWN_S,
+            signals_to_handle=",".join(number.name for number in _SIGNALS),
+        )
+        try:
+            elastic_launch(config, sys.executable)("-P", "-u", "-m", "launch.worker", *job.command)
+        except DistNetworkError as error:
+            taken = "EADDRINUSE" in str(error)
+            if taken and meeting.port is None and attempt + 1 < _PORT_TRIES:
+                continue
+            raise _no_meeting(meeting, port, taken, error) from error
+        return
+
+
+def _no_meeting(
+    meeting: Meeting, port: int, taken: bool, error: DistNetworkError
+) -> UnsupportedEnvironmentError:
+    if taken:
+        return UnsupportedEnvironmentError(
+            f"port {port} of this machine is taken; set another port in hosts.toml"
+        )
+    first = str(error).splitlines()[0]
+    return UnsupportedEnvironmentError(
+        f"node {meeting.node_rank} of {meeting.num_nodes} did not reach the first node at "
+        f"{meeting.address}:{port} within {RENDEZVOUS_S} s: {first}; is it running, and does a firewall let "
+        f"the port through?"
+    )
+
+
+def _rank_environment(job: Job, device: str, run_id: str) -> dict[str, str]:
+    root = str(Path(__file__).parents[1])
+    search = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    found = {DEVICE_VARIABLE: device, RUN_VARIABLE: run_id}
+    if Path(root).name not in ("site-packages", "dist-packages") and root not in search:
+        found["PYTHONPATH"] = os.pathsep.join([root, *filter(None, search)])
+    if "OMP_NUM_THREADS" not in os.environ and not cuda.is_available():
+        found["OMP_NUM_THREADS"] = "1"
+    return {**found, **job.environment}
+
+
+def _report(job: Job, failed: ChildFailedError, streams: RankStreams, scratch: Path) -> Report:
+    failures = tuple(
+        read_failure(rank, job.where(rank), f.exitcode, time.time(), f.error_file_data, streams.tail(rank))
+        for rank, f in failed.failures.items()
+    )
+
+    def traceback_file(rank: int) -> str | None:
+        written = scratch / f"rank-{rank}" / "traceback.txt"
+        if job.log_dir is None or not written.exists():
+            return None
+        kept = job.log_dir / f"rank-{rank}.traceback"
+        kept.write_text(written.read_text())
+        return str(kept)
+
+    return Report(failures, job.num_ranks, traceback_file)
+
+
+def free_port() -> int:
+    """A port that was free a moment ago."""
+    with socket.socket() as probe:
+        probe.bind(("", 0))
+        return int(probe.getsockname()[1])
+
+
+def _local_address() -> str:
+    state = lab.current()
+    return state.address if state else "127.0.0.1"
+
+
+def _refuse_shared_gpus(devices: Sequence[str]) -> None:
+    nodes = list(dict.fromkeys(node_of(device) for device in devices))
+    if len(nodes) > 1 and lab.current() is None and cuda.is_available():
+        raise UsageError(
+            f"the plan has the nodes {', '.join(nodes)}, and two of them would share this machine's GPUs; "
+            f"give their addresses with --hosts, or start this node alone with --node"
+        )
+
+
+@contextmanager
+def _undisturbed() -> Iterator[None]:
+    """Take back what torch's agent leaves in this process: signal handlers, a variable, log lines."""
+    handlers = {number: signal.getsignal(number) for number in _SIGNALS}
+    variable = os.environ.get("TORCHELASTIC_SIGNALS_TO_HANDLE")
+    logger = logging.getLogger("torch.distributed.elastic")
+    silence, propagate = logging.NullHandler(), logger.propagate
+    if "LOGLEVEL" not in os.environ:
+        logger.addHandler(silence)
+        logger.propagate = False
+    try:
+        yield
+    finally:
+        logger.removeHandler(silence)
+        logger.propagate = propagate
+        os.environ.pop("TORCHELASTIC_SIGNALS_TO_HANDLE", None)
+        if variable is not None:
+            os.environ["TORCHELASTIC_SIGNALS_TO_HANDLE"] = variable
+        for number, handler in handlers.items():
+            if signal.getsignal(number) is not handler:
+                signal.signal(number, handler)
+
+
+@contextmanager
+def _no_survivors(run_id: str) -> Iterator[None]:
+    """Kill what a rank started and left behind, in any session or process group."""
+    try:
+        yield
+    finally:
+        mark = f"{RUN_VARIABLE}={run_id}".encode()
+        stop_at = time.monotonic() + SHUTDOWN_S
+        while (left := _marked(mark)) and time.monotonic() < stop_at:
+            for pid in left:
+                try:
+                    os.kill(pid, signal.SIGKILL)
+                except ProcessLookupError:
+                    continue
+            time.sleep(0.01)
+
+
+def _marked(mark: bytes) -> list[int]:
+    found = []
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            try:
+                environment = Path(f"/proc/{name}/environ").read_bytes()
+            except OSError:
+                continue
+            if mark in environment.split(b"\0"):
+                found.append(int(name))
+    return found

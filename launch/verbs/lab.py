@@ -1,0 +1,64 @@
+"""``arachne lab``: unequal devices on this machine for as long as a command runs."""
+
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from arachne_runtime.errors import UsageError
+
+from ..lab import Enforcement, active, read_lab
+
+
+def command(
+    lab: Annotated[Path, typer.Argument(help="The lab (lab.toml).")],
+    words: Annotated[
+        list[str], typer.Argument(help="Behind --: the command to run once.", metavar="-- COMMAND")
+    ],
+    enforcement: Annotated[
+        Enforcement, typer.Option("--enforce", help="How devices are held to their shares.")
+    ] = Enforcement.AUTO,
+) -> int:
+    """Run a command once; `arachne run` and `arachne profile` in it place rank i in the lab's device i."""
+    found = read_lab(lab)
+    with active(found, enforcement=enforcement) as on:
+        for name, device in found.devices.items():
+            print(f"lab: {name} {device.name}: {device.share:g} of a core", file=sys.stderr)
+        for note in on.notes:
+            print(f"lab: {note}", file=sys.stderr)
+        return _run(words)
+
+
+def _run(words: list[str]) -> int:
+    """The command's exit code; Ctrl-C reaches it from the terminal, other signals are passed on."""
+    parent = os.getpid()
+
+    def die_with_lab() -> None:
+        ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
+        if os.getppid() != parent:
+            os._exit(1)
+
+    try:
+        process = subprocess.Popen(words, preexec_fn=die_with_lab)
+    except OSError as error:
+        raise UsageError(f"cannot run {words[0]!r}: {error.strerror}") from error
+    try:
+        code = _wait(process)
+    finally:
+        if process.poll() is None:
+            process.terminate()
+            _wait(process)
+    return code if code >= 0 else 128 - code
+
+
+def _wait(process: subprocess.Popen[bytes]) -> int:
+    while True:
+        try:
+            return process.wait()
+        except KeyboardInterrupt:  # the terminal sent it to the command as well: let that end first
+            continue

@@ -1,0 +1,189 @@
+"""What each rank runs: enters its device of the lab, runs the user's script, and writes down how it failed.
+
+``python -m launch.worker train.py ARGS`` or ``python -m launch.worker -m package.train ARGS``.
+"""
+
+import atexit
+import ctypes
+import json
+import os
+import runpy
+import signal
+import sys
+import time
+import traceback
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Any, NoReturn
+
+from arachne_runtime.errors import ArachneError
+
+from .lab.place import take
+from .lab.state import LAB_VARIABLE, read_state
+
+DEVICE_VARIABLE = "ARACHNE_DEVICE"
+"""Name of the rank's device in the plan, ``node:index``."""
+ERROR_VARIABLE = "TORCHELASTIC_ERROR_FILE"
+"""Where torch's agent looks for the error of a worker."""
+EXIT_LIMIT_S = 10
+"""Longest time from a rank's error to its end."""
+_PARENT_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of prctl(2)
+_LOST_PEER = (
+    "connection closed by peer",
+    "connection reset by peer",
+    "connection refused",
+    "broken pipe",
+    "socket closed",
+    "failed to recv",
+    "failed to send",
+    "remote process exited",
+    "timed out waiting",
+    "recvvalue failed",
+    "wait timeout",
+)
+"""Words of gloo, NCCL and TCPStore when another rank is gone (torch 2.13)."""
+_OUR_FOLDERS = tuple(
+    str(Path(__file__).parents[1] / name) for name in ("arachne_runtime", "planner", "launch")
+)
+_RUNNERS = (__file__, runpy.__file__, "<frozen runpy>", "<frozen importlib._bootstrap>")
+
+
+def main() -> NoReturn:
+    """Run the command line behind this module's name and exit as the script does."""
+    _die_with_parent()
+    try:
+        _enter_device()
+        _run(sys.argv[1:])
+    except SystemExit as exit_:
+        if exit_.code not in (None, 0):
+            _record(exit_)
+            _end(_exit_code(exit_))
+    except KeyboardInterrupt:
+        _end(128 + signal.SIGINT)
+    except BaseException as error:
+        _record(error)
+        _end(1)
+    sys.exit(0)
+
+
+def _die_with_parent() -> None:
+    """If the launcher is killed, nobody else would end this rank."""
+    ctypes.CDLL(None).prctl(_PARENT_DEATH_SIGNAL, signal.SIGKILL)
+
+
+def _exit_code(exit_: SystemExit) -> int:
+    """As ``python`` does: a text goes to standard error and means 1."""
+    if isinstance(exit_.code, int):
+        return exit_.code
+    print(exit_.code, file=sys.stderr)
+    return 1
+
+
+def _end(code: int) -> NoReturn:
+    """Exit handlers, then out at once: a failed rank may hang in its last breath, or abort in the destructor
+    of a communicator and lose its exit code, and its peers wait for it.
+    """
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    signal.alarm(EXIT_LIMIT_S)
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError):
+            stream.flush()
+    os._exit(code & 0xFF)
+
+
+def _enter_device() -> None:
+    lab, device = os.environ.get(LAB_VARIABLE), os.environ.get(DEVICE_VARIABLE)
+    if not lab or not device:
+        return
+    state = read_state(Path(lab))
+    take(state.seat(device))
+    os.environ.update(state.environment)
+
+
+def _run(command: list[str]) -> None:
+    """As ``python`` runs a script or module: same ``__main__``, ``sys.argv``, first entry of ``sys.path``."""
+    if command[0] == "-m":
+        sys.argv = command[1:]
+        sys.path.insert(0, os.getcwd())
+        runpy.run_module(command[1], run_name="__main__", alter_sys=True)
+    else:
+        sys.argv = command
+        sys.path.insert(0, str(Path(command[0]).resolve().parent))
+        runpy.run_path(command[0], run_name="__main__")
+
+
+def _record(error: BaseException) -> None:
+    """Write torch's error file, with what our launcher wants to know beyond it."""
+    file = os.environ.get(ERROR_VARIABLE)
+    if not file:
+        traceback.print_exception(error)
+        return
+    whole = "".join(traceback.format_exception(error))
+    Path(file).with_name("traceback.txt").write_text(whole)
+    extra: dict[str, Any] = {
+        "py_callstack": whole,
+        "timestamp": str(int(time.time())),
+        "time_s": time.time(),
+        "kind": _kind(error),
+        "text": str(error),
+        "notes": list(getattr(error, "__notes__", ())),
+        "causes": _causes(error),
+        "lines": _lines(error),
+        "lost_peer": _lost_peer(error),
+    }
+    message = {"message": f"{type(error).__name__}: {error}", "extraInfo": extra}
+    scratch = Path(file + ".part")
+    scratch.write_text(json.dumps({"message": message}))
+    scratch.replace(file)
+
+
+def _kind(error: BaseException) -> str:
+    cls = type(error)
+    if cls.__module__ in ("builtins", "__main__") or isinstance(error, ArachneError):
+        return cls.__qualname__
+    return f"{cls.__module__}.{cls.__qualname__}"
+
+
+def _lines(error: BaseException) -> list[str]:
+    """The traceback from the user's script on; of our own errors only the user's lines."""
+    hidden = _OUR_FOLDERS if isinstance(error, ArachneError) else ()
+    shown = [
+        frame
+        for frame in traceback.extract_tb(_skip_runners(error.__traceback__))
+        if not frame.filename.startswith(hidden) and frame.filename not in _RUNNERS
+    ]
+    if isinstance(error, SyntaxError):
+        return [line.rstrip() for line in traceback.format_exception_only(error)[:-1]]
+    return [line for text in traceback.format_list(shown) for line in text.rstrip().splitlines()]
+
+
+def _skip_runners(tb: TracebackType | None) -> TracebackType | None:
+    while tb is not None and tb.tb_frame.f_code.co_filename in _RUNNERS:
+        tb = tb.tb_next
+    return tb
+
+
+def _causes(error: BaseException) -> list[str]:
+    found: list[str] = []
+    while (cause := error.__cause__) is not None and len(found) < 10:
+        found.append(f"{_kind(cause)}: {cause}")
+        error = cause
+    return found
+
+
+def _lost_peer(error: BaseException) -> bool:
+    """Whether the error, or one behind it, only says that another rank is gone."""
+    seen: set[int] = set()
+    current: BaseException | None = error
+    while current is not None and id(current) not in seen:
+        seen.add(id(current))
+        if any(words in str(current).lower() for words in _LOST_PEER):
+            return True
+        current = current.__cause__ or current.__context__
+    return False
+
+
+if __name__ == "__main__":
+    main()
