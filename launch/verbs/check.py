@@ -7,14 +7,18 @@ from typing import Annotated, Any
 import typer
 
 from arachne_runtime.errors import ExitCode, InvalidFileError
-from arachne_runtime.plan.files import read_cluster, read_model, read_plan
+from arachne_runtime.plan.files import read_cluster, read_plan
 from arachne_runtime.plan.plan import Plan
+
+from ..inputs import model_from
 
 
 def command(
     plan: Annotated[Path, typer.Argument(help="The plan to check (plan.json).")],
     cluster: Annotated[Path | None, typer.Option(help="Check its devices against this cluster.toml.")] = None,
-    model: Annotated[Path | None, typer.Option(help="Check its blocks against this model.json.")] = None,
+    model: Annotated[
+        str | None, typer.Option(help="Check its blocks: a model.json, or a name of the catalog.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the answer as JSON.")] = False,
 ) -> int | None:
     """List every problem of a plan, each with its address (exit code 3), or say that it is valid."""
@@ -22,7 +26,7 @@ def command(
         found = read_plan(
             plan,
             cluster=read_cluster(cluster) if cluster else None,
-            model=read_model(model) if model else None,
+            model=model_from(model) if model else None,
         )
     except InvalidFileError as error:
         if not as_json:

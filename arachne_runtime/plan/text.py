@@ -1,0 +1,81 @@
+"""A plan as text for people: one fact a line, no column that a neighbour can move, so it diffs well."""
+
+from collections import Counter
+from collections.abc import Iterator
+
+from ..units import format_bytes, format_seconds
+from .cluster import Cluster
+from .plan import Pipeline, Plan, Replica, Stage
+
+_DEVICE_WIDTH = 12
+_MADE_OF = ("cluster", "model", "profile")
+
+
+def describe(plan: Plan, cluster: Cluster | None = None) -> str:
+    """Pipelines, stages, replicas, shares and what was predicted; device types where ``cluster`` is given."""
+    lines = [*_head(plan, cluster)]
+    for p, pipeline in enumerate(plan.pipelines):
+        lines += ["", *_pipeline(plan, p, pipeline, cluster)]
+    return "\n".join(lines)
+
+
+def _head(plan: Plan, cluster: Cluster | None) -> Iterator[str]:
+    yield f"plan of {plan.model}"
+    yield f"  global batch  {plan.global_batch} samples of {_count(plan.sequence, 'token')}"
+    yield f"  schedule      {plan.schedule}"
+    yield f"  blocks        {plan.num_blocks}"
+    yield f"  devices       {_devices(plan, cluster)}"
+    if plan.predicted is not None:
+        seconds, rate = format_seconds(plan.predicted.iteration_s), plan.predicted.samples_per_s
+        yield f"  predicted     {seconds} an iteration, {rate:.4g} samples/s"
+    if plan.made_by is not None:
+        made = plan.made_by
+        yield f"  made by       {made.solver} {made.version}, seed {made.seed}"
+        for name in _MADE_OF:
+            yield f"    {name:<11} {getattr(made, name)}"
+
+
+def _devices(plan: Plan, cluster: Cluster | None) -> str:
+    if cluster is None:
+        return f"{len(plan.devices)}"
+    types = Counter(cluster.device_type(device) for device in plan.devices)
+    return f"{len(plan.devices)} ({', '.join(f'{count} {kind}' for kind, count in sorted(types.items()))})"
+
+
+def _pipeline(plan: Plan, p: int, pipeline: Pipeline, cluster: Cluster | None) -> Iterator[str]:
+    micro_batches = _count(pipeline.micro_batches, "micro-batch", "micro-batches")
+    yield f"pipeline {p}: {micro_batches} of {_count(pipeline.micro_batch, 'sample')}"
+    for s, stage in enumerate(pipeline.stages):
+        yield f"  stage {s}: {', '.join(_stage_facts(stage))}"
+        for replica in stage.replicas:
+            yield f"    {'  '.join(_replica_facts(plan, replica, cluster))}"
+
+
+def _stage_facts(stage: Stage) -> Iterator[str]:
+    start, stop = stage.layers
+    yield f"blocks {start} to {stop - 1}" if stop - start > 1 else f"block {start}"
+    if stage.recompute:
+        yield "recompute"
+    if stage.zero:
+        yield f"ZeRO {stage.zero}"
+    if stage.expert_parallel > 1:
+        yield f"EP {stage.expert_parallel}"
+    if stage.expert_tensor > 1:
+        yield f"ETP {stage.expert_tensor}"
+
+
+def _replica_facts(plan: Plan, replica: Replica, cluster: Cluster | None) -> Iterator[str]:
+    yield " ".join(replica.devices).ljust(_DEVICE_WIDTH)
+    if cluster is not None:
+        yield cluster.device_type(replica.devices[0])
+    if len(replica.devices) > 1:
+        yield f"TP {len(replica.devices)}"
+    yield _count(replica.share, "sample")
+    peaks = plan.predicted.peak_bytes if plan.predicted is not None else {}
+    known = [peaks[device] for device in replica.devices if device in peaks]
+    if known:
+        yield f"peak {format_bytes(max(known))}"
+
+
+def _count(count: int, noun: str, plural: str | None = None) -> str:
+    return f"{count} {noun if count == 1 else plural or noun + 's'}"
