@@ -36,6 +36,8 @@ class Fleet:
             for order, node in enumerate(cluster.nodes)
         }
         self._links: dict[tuple[str, str], Link] = {}
+        self._among: dict[tuple[frozenset[str], bool], tuple[Link, ...]] = {}
+        self._interned: dict[object, Link] = {}
 
     def node(self, name: str) -> NodeFacts:
         """Facts of a node; UsageError where the cluster has none of that name."""
@@ -53,8 +55,19 @@ class Fleet:
         """The link from a device of node ``a`` to a device of node ``b``."""
         found = self._links.get((a, b))
         if found is None:
-            found = self._intra(a) if a == b else self._inter(a, b)
+            found = self._intern(self._intra(a) if a == b else self._inter(a, b))
             self._links[a, b] = self._links[b, a] = found
+        return found
+
+    def links_among(self, names: tuple[str, ...], crowded: bool) -> tuple[Link, ...]:
+        """Every different link between these nodes, and inside them where they are few or ``crowded``."""
+        key = (frozenset(names), crowded)
+        found = self._among.get(key)
+        if found is None:
+            pairs = [(a, b) for i, a in enumerate(names) for b in names[i + 1 :]]
+            if crowded or not pairs:
+                pairs += [(a, a) for a in names]
+            found = self._among[key] = tuple({id(k): k for k in (self.link(*p) for p in pairs)}.values())
         return found
 
     def _intra(self, name: str) -> Link:
@@ -64,6 +77,11 @@ class Fleet:
         stated = entry.intra_GBps or (None if curves else device.intra_GBps)
         per_byte = 1 / (stated * GB) if stated else 0.0
         return Link(LinkScope.INTRA, device.intra_latency_us * 1e-6, per_byte, curves)
+
+    def _intern(self, link: Link) -> Link:
+        """Equal links are one object, so that a set of nodes has few."""
+        key = (link.scope, link.latency_s, link.seconds_per_byte, link.curves)
+        return self._interned.setdefault(key, link)
 
     def _inter(self, a: str, b: str) -> Link:
         types = self.node(a).device.name, self.node(b).device.name

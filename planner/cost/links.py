@@ -7,6 +7,7 @@ counts only where neither is there. Bandwidth of a NIC is shared by the devices 
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 
 from arachne_runtime.plan.profile import LinkPoint, LinkScope, LinkTiming
 from arachne_runtime.units import Bytes, Seconds
@@ -22,8 +23,9 @@ class Curve:
 
     @classmethod
     def of(cls, senders: int, points: Sequence[LinkPoint]) -> "Curve":
-        """From the points of a profile."""
-        return cls(senders, tuple(p.bytes for p in points), tuple(p.seconds for p in points))
+        """From the points of a profile; where noise made a larger message faster, the slower one counts."""
+        seconds = accumulate((p.seconds for p in points), max)
+        return cls(senders, tuple(p.bytes for p in points), tuple(seconds))
 
     def at(self, size: float) -> Seconds:
         """Seconds of ``size`` bytes: linear between points, the last point's bandwidth beyond them.
@@ -62,6 +64,11 @@ class Link:
     _known: dict[tuple[Bytes, int], Seconds] = field(default_factory=dict, repr=False, compare=False)
 
     @property
+    def shared(self) -> bool:
+        """Whether the devices of a node share it: they have one NIC."""
+        return self.scope is LinkScope.INTER
+
+    @property
     def measured(self) -> bool:
         """Whether any size was measured."""
         return bool(self.curves)
@@ -75,19 +82,23 @@ class Link:
         return found
 
     def _stated(self, size: Bytes, senders: int) -> Seconds:
-        shared = senders if self.scope is LinkScope.INTER else 1
+        shared = senders if self.shared else 1
         return self.latency_s + size * shared * self.seconds_per_byte
 
     def _measured(self, size: Bytes, senders: int) -> Seconds:
-        """The curve of at least as many senders; beyond the last, the NIC serves them one after the other."""
-        if not self.curves:
-            return 0.0
+        """The curve of at least as many senders; beyond the last, the NIC serves them one after the other.
+
+        More senders are never faster: the slowest curve of fewer counts where noise says otherwise.
+        """
+        slowest = 0.0
         for curve in self.curves:
+            slowest = max(slowest, curve.at(size))
             if curve.senders >= senders:
-                return curve.at(size)
-        last = self.curves[-1]
-        crowd = senders / last.senders if self.scope is LinkScope.INTER else 1.0
-        return last.at(size * crowd)
+                return slowest
+        if self.curves and self.shared:
+            last = self.curves[-1]
+            return max(slowest, last.at(size * senders / last.senders))
+        return slowest
 
 
 def curves_of(links: Sequence[LinkTiming], a: str, b: str, scope: LinkScope) -> tuple[Curve, ...]:

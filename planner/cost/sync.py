@@ -1,9 +1,8 @@
 """What follows a rank's last action: reductions in descending block order, then the world's all-reduce."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from arachne_runtime.plan.cluster import index_of
 from arachne_runtime.plan.plan import Plan
 from arachne_runtime.plan.segments import segments
 from arachne_runtime.units import Seconds
@@ -34,18 +33,25 @@ class _Group:
     name: str
     members: tuple[Address, ...]
     parameters: int
+    tie: bool = False
+
+    @property
+    def stages(self) -> set[tuple[int, int]]:
+        """Who must be free for it: all replicas of a stage are in the same groups."""
+        return {(p, s) for p, s, _ in self.members}
 
 
 def reductions_of(plan: Plan, seats: Seats, tables: Tables) -> list[Reduction]:
     """Every reduction of a step, in the order in which each rank issues its own."""
     groups = [g for g in _groups(plan, tables) if len(g.members) > 1 and g.parameters > 0]
-    rings = [_ring(g.members, seats) for g in groups]
-    crowd = _crowd(rings)
+    rings = [Ring.of([seats[p][s][r] for p, s, r in g.members]) for g in groups]
+    crowd = _crowd(groups, rings)
     gradient = tables.model.bytes_per_parameter.gradient
     found = []
     for group, ring in zip(groups, rings, strict=True):
-        size = group.parameters * gradient / min(seat.tp for seat in ring)
-        found.append(Reduction(group.name, group.members, _ring_time(size, ring, crowd, tables)))
+        size = group.parameters * gradient / ring.least_tp
+        senders = max(crowd.get(node, 1) for node in ring.nodes)
+        found.append(Reduction(group.name, group.members, _ring_time(size, ring, senders, tables)))
     return found
 
 
@@ -60,45 +66,61 @@ def _groups(plan: Plan, tables: Tables) -> Iterable[_Group]:
             for s, stage in enumerate(pipeline.stages)
             if any(b in stage.blocks for b in tie.blocks)
         ]
-        yield _Group(f"tie:{tie.blocks[0]}", _replicas(plan, holders), tie.parameters)
+        yield _Group(f"tie:{tie.blocks[0]}", _replicas(plan, holders), tie.parameters, tie=True)
 
 
 def _replicas(plan: Plan, holders: Iterable[tuple[int, int]]) -> tuple[Address, ...]:
     return tuple((p, s, r) for p, s in holders for r in range(len(plan.pipelines[p].stages[s].replicas)))
 
 
-def _ring(members: Iterable[Address], seats: Seats) -> list[Seat]:
-    """Members node by node, so that a ring enters and leaves each node once."""
-    ring = [seats[p][s][r] for p, s, r in members]
-    return sorted(ring, key=lambda seat: (seat.node.order, index_of(seat.replica.devices[0])))
+@dataclass(frozen=True, slots=True)
+class Ring:
+    """Who takes part in a reduction, as far as its seconds depend on it."""
+
+    nodes: Mapping[str, int]
+    """Members in each node."""
+    size: int
+    least_tp: int
+    """The member with the fewest devices moves the largest shard."""
+    most_tp: int
+    """Devices of a member reduce their shards at once over one NIC."""
+
+    @classmethod
+    def of(cls, seats: Sequence[Seat]) -> "Ring":
+        """From its members."""
+        nodes: dict[str, int] = {}
+        for seat in seats:
+            nodes[seat.node.name] = nodes.get(seat.node.name, 0) + 1
+        degrees = [seat.tp for seat in seats]
+        return cls(nodes, len(seats), min(degrees), max(degrees))
 
 
-def _crowd(rings: list[list[Seat]]) -> dict[str, int]:
-    """Devices of each node that send off it in any ring; rings of one node may run at once, so all count."""
-    senders: dict[str, dict[str, int]] = {}
-    for ring in rings:
-        for a, b in _edges(ring):
-            if a.node is not b.node:
-                senders.setdefault(a.node.name, {})[a.replica.devices[0]] = a.tp
-    return {node: sum(devices.values()) for node, devices in senders.items()}
+def _crowd(groups: Sequence[_Group], rings: Sequence[Ring]) -> dict[str, int]:
+    """Devices of each node that send off it at once: rings through it that no rank is in twice, times TP.
 
-
-def _edges(ring: list[Seat]) -> Iterable[tuple[Seat, Seat]]:
-    return zip(ring, [*ring[1:], ring[0]], strict=True)
-
-
-def _ring_time(size: float, ring: list[Seat], crowd: dict[str, int], tables: Tables) -> Seconds:
-    """The slowest edge sets the pace of a ring."""
-    slowest = 0.0
-    seen: set[tuple[int, int]] = set()
-    for a, b in _edges(ring):
-        senders = crowd[a.node.name] if a.node is not b.node else 1
-        link = tables.fleet.link(a.node.name, b.node.name)
-        if (id(link), senders) in seen:
+    Rings of a rank go one after the other, so two rings run at once only where no rank is in both.
+    A rank's segments are neighbours, so taking them greedily in order finds the most.
+    """
+    senders: dict[str, int] = {}
+    taken: dict[str, set[tuple[int, int]]] = {}
+    for group, ring in zip(groups, rings, strict=True):
+        if len(ring.nodes) == 1 or group.tie:
             continue
-        seen.add((id(link), senders))
-        slowest = max(slowest, ring_seconds(link, size, len(ring), senders))
-    return slowest
+        for node in ring.nodes:
+            last = taken.get(node)
+            if last is None or last.isdisjoint(group.stages):
+                taken[node] = set(group.stages)
+                senders[node] = senders.get(node, 0) + ring.most_tp
+    return senders
+
+
+def _ring_time(size: float, ring: Ring, senders: int, tables: Tables) -> Seconds:
+    """The slowest link sets the pace of a ring: any of its nodes may stand beside any other in it."""
+    links = tables.fleet.links_among(tuple(ring.nodes), max(ring.nodes.values()) > 1)
+    return max(
+        ring_seconds(link, size, ring.size, max(senders, ring.most_tp) if link.shared else 1)
+        for link in links
+    )
 
 
 def reduce(
@@ -120,11 +142,11 @@ def reduce(
 
 
 def commit_seconds(seats: Seats, tables: Tables) -> Seconds:
-    """The world's all-reduce of a few bytes: a tree up and down over the slowest neighbour link."""
+    """The world's all-reduce of a few bytes: a tree up and down over the slowest link."""
     flat = [seat for pipeline in seats for stage in pipeline for seat in stage]
     ranks = sum(seat.tp for seat in flat)
     if ranks == 1:
         return 0.0
-    ring = sorted(flat, key=lambda seat: seat.node.order)
-    links = {id(k): k for k in (tables.fleet.link(a.node.name, b.node.name) for a, b in _edges(ring))}
-    return 2 * (ranks - 1).bit_length() * max(link.seconds(COMMIT_BYTES) for link in links.values())
+    nodes = tuple(dict.fromkeys(seat.node.name for seat in flat))
+    links = tables.fleet.links_among(nodes, ranks > len(nodes))
+    return 2 * (ranks - 1).bit_length() * max(link.seconds(COMMIT_BYTES) for link in links)
