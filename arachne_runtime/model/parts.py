@@ -2,7 +2,7 @@
 
 import copy
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -97,6 +97,12 @@ class ModelParts:
             )
             for name, p in own.parameters().items()
         )  # fmt: skip
+
+    def modules(self) -> Iterator[tuple[int, str, nn.Module]]:
+        """Every (block, name inside the block, module), to check before a stage is built."""
+        for block in self._blocks:
+            for prefix, part in block.parts:
+                yield from ((block.index, name, module) for name, module in part.named_modules(prefix=prefix))
 
     def stage(
         self, blocks: range, *, device: torch.device, seed: int, dtype: torch.dtype | None = None
