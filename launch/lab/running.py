@@ -113,6 +113,7 @@ def _switch_on(lab: Lab, enforcement: Enforcement, folder: Path, held: ExitStack
         owner=os.getpid(),
         started=started,
         seats=seats,
+        cluster=lab.cluster(),
         environment=RANK_ENVIRONMENT if spaces else {},
         address=network.HUB_ADDRESS if spaces else "127.0.0.1",
     )

@@ -6,6 +6,7 @@ from pathlib import Path
 import msgspec
 
 from arachne_runtime.errors import UsageError
+from arachne_runtime.plan.cluster import Cluster
 from arachne_runtime.plan.document import Document
 
 LAB_VARIABLE = "ARACHNE_LAB"
@@ -35,6 +36,8 @@ class LabState(Document, frozen=True, kw_only=True):
     started: int
     """Start time of that process in clock ticks since boot: tells it from a later one with the same id."""
     seats: tuple[Seat, ...]
+    cluster: Cluster
+    """The same devices as a planner sees them."""
     environment: dict[str, str] = {}  # noqa: RUF012 - msgspec copies mutable defaults
     """What each rank's environment needs."""
     address: str = "127.0.0.1"

@@ -1,0 +1,217 @@
+"""Measures each kind of block: seconds by number of samples, the optimizer's step, bytes, FLOPs."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import torch
+from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from ..errors import ModelError, UsageError
+from ..model.parts import ModelParts
+from ..model.workload import Workload
+from ..plan.model import BlockSpec, ModelSpec, ParameterBytes
+from ..plan.profile import BlockTiming, UpdateTiming
+from ..units import Bytes
+from .kept import kept_bytes, view_bytes
+from .probe import Probe, find_probes, kinds_by_cost
+from .timing import DEFAULT_EFFORT, Effort, seconds_by_phase
+from .together import Together
+
+DEFAULT_SAMPLES = (1, 2, 4, 8, 16, 32)
+"""Log-spaced, since a profile is read linearly between two neighbours."""
+
+OnProgress: TypeAlias = Callable[[str, int, int], None]
+"""(kind, samples, measurements left)."""
+
+
+@dataclass(frozen=True, slots=True)
+class BlockMeasurements:
+    """What was measured of all kinds of blocks on one device."""
+
+    model: ModelSpec
+    timings: tuple[BlockTiming, ...]
+    updates: tuple[UpdateTiming, ...]
+
+
+def measure_blocks(
+    workload: Workload,
+    *,
+    device: torch.device,
+    device_type: str,
+    samples: Sequence[int] = DEFAULT_SAMPLES,
+    together: Together | None = None,
+    effort: Effort = DEFAULT_EFFORT,
+    on_progress: OnProgress | None = None,
+) -> BlockMeasurements:
+    """Time every kind of block of a workload on ``device``, all ranks at the same time.
+
+    Every rank passes the same workload and samples. Raises ModelError where the model cannot be cut.
+    """
+    if not samples or list(samples) != sorted(set(samples)) or samples[0] < 1:
+        raise UsageError(f"samples must ascend from at least 1, got {list(samples)}")
+    together = together or Together.of_default_group()
+    parts = ModelParts.of(workload.model)
+    probes = find_probes(parts, workload, samples[-1], device=device)
+    steps = _Steps(probes, workload, device, device_type, together, effort)
+    left = len(probes) * (len(samples) + 1)
+    timings, updates = [], []
+    for probe in probes:
+        for count in (*samples, 0):
+            left -= 1
+            if on_progress:
+                on_progress(probe.kind, count, left)
+            if count:
+                timings.append(steps.block(probe, count))
+            else:
+                updates.append(steps.update(probe))
+    model = _model_spec(parts, workload, probes, timings, steps.optimizer_bytes)
+    return BlockMeasurements(model, tuple(timings), tuple(updates))
+
+
+class _Steps:
+    """The single measurements, with what they share."""
+
+    def __init__(
+        self,
+        probes: Sequence[Probe],
+        workload: Workload,
+        device: torch.device,
+        device_type: str,
+        together: Together,
+        effort: Effort,
+    ) -> None:
+        self._device, self._type = device, device_type
+        self._together, self._effort = together, effort
+        self._workload = workload
+        self.optimizer_bytes = 0
+        """Bytes of optimizer state by parameter, the largest of all kinds."""
+
+    def block(self, probe: Probe, samples: int) -> BlockTiming:
+        """Forward and backward of one block for that many samples."""
+        passes = probe.passes(samples)
+        kept = kept_bytes(
+            probe.stage,
+            passes.inputs,
+            passes.forward,
+            context=passes.context,
+            outputs_stay=probe.loss is not None,
+        )
+        passes.forget()
+        forward_s, backward_s = seconds_by_phase(
+            (passes.forward, passes.backward),
+            device=self._device,
+            together=self._together,
+            effort=self._effort,
+        )
+        return BlockTiming(
+            kind=probe.kind,
+            device=self._type,
+            samples=samples,
+            forward_s=forward_s,
+            backward_s=backward_s,
+            activation_bytes=kept,
+        )
+
+    def update(self, probe: Probe) -> UpdateTiming:
+        """The optimizer's step over all parameters of one block; 0 s for a block without any."""
+        parameters = [p for p in probe.stage.parameters() if p.requires_grad]
+        if not parameters:
+            return UpdateTiming(kind=probe.kind, device=self._type, update_s=0.0)
+        for parameter in parameters:
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+            parameter.grad.normal_(std=1e-3)
+        optimizer = self._workload.optimizer(parameters)
+        (update_s,) = seconds_by_phase(
+            (optimizer.step,), device=self._device, together=self._together, effort=self._effort
+        )
+        self.optimizer_bytes = max(self.optimizer_bytes, _state_bytes(optimizer, parameters))
+        return UpdateTiming(kind=probe.kind, device=self._type, update_s=update_s)
+
+
+def _state_bytes(optimizer: torch.optim.Optimizer, parameters: Sequence[nn.Parameter]) -> Bytes:
+    """Bytes of optimizer state by parameter, rounded up; step counters are left out."""
+    state = [
+        value
+        for parameter in parameters
+        for value in optimizer.state.get(parameter, {}).values()
+        if isinstance(value, torch.Tensor) and value.dim() > 0
+    ]
+    return -(-view_bytes(state) // sum(p.numel() for p in parameters))
+
+
+def _model_spec(
+    parts: ModelParts,
+    workload: Workload,
+    probes: Sequence[Probe],
+    timings: Sequence[BlockTiming],
+    optimizer_bytes: Bytes,
+) -> ModelSpec:
+    sizes = {probe.kind: _sizes(probe, timings) for probe in probes}
+    owners = {tie.name: tie.blocks[0] for tie in parts.ties}
+    blocks = tuple(
+        _block_spec(parts, block, kind, sizes[kind], owners)
+        for block, kind in enumerate(kinds_by_cost(parts.kinds))
+    )
+    dtypes = [p.dtype for b in range(parts.num_blocks) for p in parts.parameters_of(b)]
+    weight = max((dtype.itemsize for dtype in dtypes), default=4)
+    return ModelSpec(
+        name=workload.name,
+        sequence=workload.sequence,
+        dtype=_boundary_dtype(probes),
+        bytes_per_parameter=ParameterBytes(weight=weight, gradient=weight, optimizer=optimizer_bytes),
+        blocks=blocks,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Sizes:
+    """What one sample takes in a block of a kind."""
+
+    activation_bytes: Bytes
+    output_bytes: Bytes
+    flops: float
+
+
+def _sizes(probe: Probe, timings: Sequence[BlockTiming]) -> _Sizes:
+    """By sample, at the largest number measured: what a block keeps once weighs least there."""
+    largest = max((t for t in timings if t.kind == probe.kind), key=lambda t: t.samples)
+    passes = probe.passes(largest.samples)
+    with FlopCounterMode(display=False) as counter:
+        outputs = passes.forward()
+    passes.forget()
+    crossing = 0 if probe.loss is not None else view_bytes(outputs)
+    kept = largest.activation_bytes or 0
+    return _Sizes(
+        activation_bytes=-(-kept // largest.samples),
+        output_bytes=-(-crossing // largest.samples),
+        flops=counter.get_total_flops() / largest.samples,
+    )
+
+
+def _block_spec(parts: ModelParts, block: int, kind: str, sizes: _Sizes, owners: dict[str, int]) -> BlockSpec:
+    parameters = parts.parameters_of(block)
+    shared = [p for p in parameters if p.tie is not None and owners[p.tie] != block]
+    owning = {owners[p.tie] for p in shared if p.tie is not None}
+    if len(owning) > 1:
+        raise ModelError(
+            f"block {block} ({kind}) shares parameters with blocks {sorted(owning)}; a model file can name "
+            f"one owner: tie all of them to one block"
+        )
+    return BlockSpec(
+        kind=kind,
+        parameters=sum(p.numel for p in parameters),
+        activation_bytes=sizes.activation_bytes,
+        output_bytes=sizes.output_bytes,
+        flops=sizes.flops,
+        tied_to=owning.pop() if owning else None,
+        tied_parameters=sum(p.numel for p in shared),
+    )
+
+
+def _boundary_dtype(probes: Sequence[Probe]) -> str:
+    """Dtype of what crosses the boundaries: of the first floating-point input behind the first block."""
+    crossing = [x.dtype for probe in probes[1:] for x in probe.inputs if x.is_floating_point()]
+    return str((crossing or [torch.float32])[0]).removeprefix("torch.")

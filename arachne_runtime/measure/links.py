@@ -1,0 +1,230 @@
+"""Times messages between ranks by size: alone in ping-pong halves, and with all devices of a node sending."""
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from ..plan.cluster import Cluster, node_of
+from ..plan.profile import LinkPoint, LinkScope, LinkTiming
+from ..units import Bytes, Seconds
+from .together import Together
+
+DEFAULT_SIZES: tuple[Bytes, ...] = tuple(2**power for power in (10, 13, 16, 19, 22, 26))
+"""1 KiB, 8 KiB, 64 KiB, 512 KiB, 4 MiB, 64 MiB: latency below, bandwidth above, lines between."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinkEffort:
+    """How long to measure one link."""
+
+    batch_s: Seconds = 0.25
+    """Messages of one size go back and forth about this long: 25 periods of a 10 ms quota."""
+    budget_s: Seconds = 2.0
+    """Larger sizes are left out once a link has taken this long."""
+
+
+DEFAULT_LINK_EFFORT = LinkEffort()
+
+
+@dataclass(frozen=True, slots=True)
+class LinkTrial:
+    """Disjoint pairs of ranks that exchange messages at the same time."""
+
+    scope: LinkScope
+    senders: int
+    """Devices of a node that send at once; 1: the two of a pair take turns."""
+    pairs: tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """A rank's device, as far as links see it."""
+
+    rank: int
+    node: str
+    type: str
+
+
+def link_trials(cluster: Cluster, devices: Sequence[str]) -> tuple[LinkTrial, ...]:
+    """What to measure: a pair alone for each two device types and scope, then all devices of a node at once.
+
+    ``devices`` are the ranks' devices, by rank.
+    """
+    places = [_Place(r, node_of(d), cluster.device_type(d)) for r, d in enumerate(devices)]
+    nodes: dict[str, list[_Place]] = {}
+    for place in places:
+        nodes.setdefault(place.node, []).append(place)
+    at_once = [*_inside_nodes(nodes), *_between_nodes(nodes)]
+    return (*_new_only(_alone(places)), *_new_only(at_once))
+
+
+_Group = tuple[LinkScope, int, list[tuple[_Place, _Place]]]
+
+
+def _alone(places: Sequence[_Place]) -> Iterator[_Group]:
+    for a, b in combinations(places, 2):
+        yield LinkScope.INTRA if a.node == b.node else LinkScope.INTER, 1, [(a, b)]
+
+
+def _inside_nodes(nodes: Mapping[str, list[_Place]]) -> Iterator[_Group]:
+    """Rounds of a tournament in each node: all its devices busy, and every pair meets once."""
+    for places in nodes.values():
+        for pairs in _rounds(places) if len(places) > 2 else ():
+            yield LinkScope.INTRA, 2 * len(pairs), pairs
+
+
+def _between_nodes(nodes: Mapping[str, list[_Place]]) -> Iterator[_Group]:
+    for ours, theirs in combinations(nodes.values(), 2):
+        pairs = list(zip(ours, theirs, strict=False))
+        if len(pairs) > 1:
+            yield LinkScope.INTER, len(pairs), pairs
+
+
+def _rounds(places: Sequence[_Place]) -> Iterator[list[tuple[_Place, _Place]]]:
+    """Circle method: with an odd number one place rests in each round."""
+    ring: list[_Place | None] = [*places, None] if len(places) % 2 else [*places]
+    for _ in range(len(ring) - 1):
+        half = len(ring) // 2
+        yield [(a, b) for a, b in zip(ring[:half], reversed(ring[half:]), strict=True) if a and b]
+        ring = [ring[0], ring[-1], *ring[1:-1]]
+
+
+def _new_only(groups: Iterable[_Group]) -> Iterator[LinkTrial]:
+    """The groups that show two device types in a scope and number of senders for the first time."""
+    seen: set[tuple[LinkScope, int, str, str]] = set()
+    for scope, senders, pairs in groups:
+        shown = {(scope, senders, *_types(a, b)) for a, b in pairs}
+        if not shown <= seen:
+            seen |= shown
+            yield LinkTrial(scope, senders, tuple((a.rank, b.rank) for a, b in pairs))
+
+
+def _types(a: _Place, b: _Place) -> tuple[str, str]:
+    return (a.type, b.type) if a.type <= b.type else (b.type, a.type)
+
+
+def measure_links(
+    cluster: Cluster,
+    devices: Sequence[str],
+    *,
+    device: torch.device,
+    together: Together,
+    sizes: Sequence[Bytes] = DEFAULT_SIZES,
+    effort: LinkEffort = DEFAULT_LINK_EFFORT,
+    on_progress: Callable[[LinkTrial], None] | None = None,
+) -> tuple[LinkTiming, ...]:
+    """The links between all pairs of device types among ``devices`` (by rank), the same on every rank.
+
+    Every rank of the default process group calls it; ``device`` is this rank's own.
+    """
+    found: dict[tuple[tuple[str, str], LinkScope, int], list[list[LinkPoint]]] = {}
+    for trial in link_trials(cluster, devices):
+        if on_progress:
+            on_progress(trial)
+        for (a, b), points in zip(trial.pairs, _measure(trial, device, together, sizes, effort), strict=True):
+            types = sorted((cluster.device_type(devices[a]), cluster.device_type(devices[b])))
+            found.setdefault(((types[0], types[1]), trial.scope, trial.senders), []).append(points)
+    return tuple(
+        LinkTiming(between=types, scope=scope, senders=senders, points=_mean(several))
+        for (types, scope, senders), several in found.items()
+    )
+
+
+def _measure(
+    trial: LinkTrial, device: torch.device, together: Together, sizes: Sequence[Bytes], effort: LinkEffort
+) -> list[list[LinkPoint]]:
+    """Points of every pair of the trial, known to all ranks."""
+    points: list[list[LinkPoint]] = [[] for _ in trial.pairs]
+    started = time.perf_counter()
+    turns, before = [1] * len(trial.pairs), 0
+    for size in sizes:
+        turns = [max(1, n * before // size) for n in turns]  # as if only bandwidth counted
+        turns, seconds = _seconds(trial, size, turns, device, together, effort)
+        for of_pair, message_s in zip(points, seconds, strict=True):
+            of_pair.append(LinkPoint(bytes=size, seconds=message_s))
+        before = size
+        if together.largest(time.perf_counter() - started) > effort.budget_s:
+            break
+    return points
+
+
+def _seconds(
+    trial: LinkTrial,
+    size: Bytes,
+    turns: list[int],
+    device: torch.device,
+    together: Together,
+    effort: LinkEffort,
+) -> tuple[list[int], list[Seconds]]:
+    """Turns that lasted long enough, beginning with ``turns``, and seconds of a message, by pair."""
+    mine = next((i for i, pair in enumerate(trial.pairs) if together.rank in pair), None)
+    turn = _turn(trial, mine, size, device, together.rank)
+    _spend(turn, 1, device)  # makes the connection
+    while True:
+        together.barrier()
+        took_s = together.largest_of(
+            len(turns), mine, _spend(turn, turns[mine] if mine is not None else 0, device)
+        )
+        if min(took_s) >= effort.batch_s / 2:
+            break
+        turns = [_more(n, s, effort.batch_s) for n, s in zip(turns, took_s, strict=True)]
+    # Alone, a turn is two messages, one behind the other; at once, both ends send and receive together.
+    messages = 2 if trial.senders == 1 else 1
+    return turns, [s / (n * messages) for n, s in zip(turns, took_s, strict=True)]
+
+
+def _more(turns: int, took_s: Seconds, wanted_s: Seconds) -> int:
+    """Turns that should last ``wanted_s``; at most eightfold, since a short try may have met no throttle."""
+    return max(turns, min(8 * turns, round(turns * wanted_s / max(took_s, 1e-9))))
+
+
+def _spend(turn: Callable[[], None], repeats: int, device: torch.device) -> Seconds:
+    start = time.perf_counter()
+    for _ in range(repeats):
+        turn()
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter() - start
+
+
+def _turn(
+    trial: LinkTrial, mine: int | None, size: Bytes, device: torch.device, rank: int
+) -> Callable[[], None]:
+    """What this rank does once: a message to its partner and one back; nothing where it is in no pair."""
+    if mine is None:
+        return lambda: None
+    a, b = trial.pairs[mine]
+    peer = b if rank == a else a
+    outgoing = torch.zeros(size, dtype=torch.uint8, device=device)
+    incoming = torch.zeros(size, dtype=torch.uint8, device=device)
+    if trial.senders > 1:
+        return lambda: _exchange(outgoing, incoming, peer)
+    return lambda: _take_turns(outgoing, incoming, peer, first=rank == a)
+
+
+def _take_turns(outgoing: Tensor, incoming: Tensor, peer: int, *, first: bool) -> None:
+    """There and back, so that one clock sees both ends."""
+    if first:
+        dist.send(outgoing, peer)
+    dist.recv(incoming, peer)
+    if not first:
+        dist.send(outgoing, peer)
+
+
+def _exchange(outgoing: Tensor, incoming: Tensor, peer: int) -> None:
+    operations = [dist.P2POp(dist.isend, outgoing, peer), dist.P2POp(dist.irecv, incoming, peer)]
+    for work in dist.batch_isend_irecv(operations):
+        work.wait()
+
+
+def _mean(several: Sequence[Sequence[LinkPoint]]) -> tuple[LinkPoint, ...]:
+    """The mean of several measurements of a link, over the sizes that all of them have."""
+    return tuple(
+        LinkPoint(bytes=points[0].bytes, seconds=sum(p.seconds for p in points) / len(points))
+        for points in zip(*several, strict=False)
+    )

@@ -1,0 +1,1 @@
+"""``arachne profile``: what is measured on each rank, and how it becomes the files of a profile."""

@@ -1,0 +1,1 @@
+"""What is told about plans and runs."""
