@@ -154,6 +154,9 @@ def script_command(command: Sequence[str]) -> tuple[str, ...]:
 
 def launch(job: Job) -> None:
     """Start this node's ranks and wait for them; no process of the job outlives the call."""
+    if (state := lab.current()) is not None:
+        for device in job.devices:
+            state.seat(device)
     run_id = f"arachne-{secrets.token_hex(8)}"
     with tempfile.TemporaryDirectory(prefix="arachne-run-") as scratch:
         ranks = range(job.meeting.first_rank, job.meeting.first_rank + len(job.devices))

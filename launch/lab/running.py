@@ -3,7 +3,10 @@
 import os
 import secrets
 import shutil
+import signal
+import sys
 import tempfile
+import threading
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -59,6 +62,7 @@ def active(lab: Lab | Path, *, enforcement: Enforcement = Enforcement.AUTO) -> I
     sweep()
     folder = labs_folder(Path(tempfile.gettempdir())) / f"{os.getpid()}-{secrets.token_hex(4)}"
     with ExitStack() as held:
+        held.enter_context(_unwound_by_signals())
         folder.mkdir(parents=True, mode=0o700)
         held.callback(shutil.rmtree, folder, ignore_errors=True)
         on = _switch_on(lab, enforcement, folder, held)
@@ -180,6 +184,21 @@ def _namespaces(lab: Lab, held: ExitStack) -> tuple[network.Namespaces | None, l
 
 
 @contextmanager
+def _unwound_by_signals() -> Iterator[None]:
+    """A signal that would end this process at once lets it clean up first (main thread only)."""
+    taken = []
+    if threading.current_thread() is threading.main_thread():
+        taken = [n for n in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(n) is signal.SIG_DFL]
+    for number in taken:
+        signal.signal(number, lambda number, _: sys.exit(128 + number))
+    try:
+        yield
+    finally:
+        for number in taken:
+            signal.signal(number, signal.SIG_DFL)
+
+
+@contextmanager
 def _variable(name: str, value: str) -> Iterator[None]:
     os.environ[name] = value
     try:
@@ -189,6 +208,11 @@ def _variable(name: str, value: str) -> Iterator[None]:
 
 
 def current(environment: Mapping[str, str] | None = None) -> LabState | None:
-    """The lab that this process was started in, or None."""
+    """The lab that this process was started in, or None; UsageError where that lab has ended."""
     path = (os.environ if environment is None else environment).get(LAB_VARIABLE)
-    return read_state(Path(path)) if path else None
+    if not path:
+        return None
+    state = read_state(Path(path))
+    if not is_alive(state):
+        raise UsageError(f"the lab of {LAB_VARIABLE}={path} has ended; start it again: arachne lab")
+    return state

@@ -14,6 +14,9 @@ from arachne_runtime.errors import UsageError
 
 from ..lab import Enforcement, active, read_lab
 
+PATIENCE_S = 10.0
+"""How long the command may take to end after a signal to the lab before it is killed."""
+
 
 def command(
     lab: Annotated[Path, typer.Argument(help="The lab (lab.toml).")],
@@ -51,8 +54,7 @@ def _run(words: list[str]) -> int:
         code = _wait(process)
     finally:
         if process.poll() is None:
-            process.terminate()
-            _wait(process)
+            _end(process)
     return code if code >= 0 else 128 - code
 
 
@@ -62,3 +64,12 @@ def _wait(process: subprocess.Popen[bytes]) -> int:
             return process.wait()
         except KeyboardInterrupt:  # the terminal sent it to the command as well: let that end first
             continue
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    process.terminate()
+    try:
+        process.wait(PATIENCE_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
