@@ -81,6 +81,18 @@ class Link:
             found = self._known[key] = max(self._stated(size, senders), self._measured(size, senders))
         return found
 
+    @property
+    def least_per_byte(self) -> Seconds:
+        """No message of x bytes takes less than x times this, whoever else sends.
+
+        A curve is linear between its points, so seconds over bytes is least at one of them.
+        """
+        if not self.curves:
+            return self.seconds_per_byte
+        first = self.curves[0]
+        measured = min(t / x for x, t in zip(first.sizes, first.seconds, strict=True))
+        return max(self.seconds_per_byte, measured)
+
     def _stated(self, size: Bytes, senders: int) -> Seconds:
         shared = senders if self.shared else 1
         return self.latency_s + size * shared * self.seconds_per_byte
