@@ -1,0 +1,37 @@
+"""Train the byte-level GPT of gpt.py by a plan.
+
+arachne run plan.json -- examples/train_gpt.py --global-batch 32
+python examples/train_gpt.py --global-batch 32                      # one process, the whole model
+"""
+
+import argparse
+import itertools
+import json
+import time
+from pathlib import Path
+
+from gpt import GPT, Config, StandardLibrary, adamw, next_byte_loss
+
+import arachne_runtime as arachne
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--global-batch", type=int, default=32)
+parser.add_argument("--steps", type=int, default=20)
+parser.add_argument("--log", type=Path, help="write one JSON line a step here")
+arguments = parser.parse_args()
+
+with arachne.Session() as session:
+    config = Config()
+    engine = session.engine(lambda: GPT(config), optimizer=adamw, loss=next_byte_loss)
+    dataset = StandardLibrary(config.sequence)
+    batches = session.batches(dataset, global_batch=arguments.global_batch, seed=0)
+    log = arguments.log.open("w") if arguments.log and session.rank == 0 else None
+    last = time.perf_counter()
+    for batch in itertools.islice(batches, arguments.steps):
+        report = engine.step(batch)
+        now = time.perf_counter()
+        session.print(f"step {report.step:4d}  loss {report.loss:.4f}  {now - last:.3f} s")
+        if log:
+            log.write(json.dumps({"step": report.step, "loss": report.loss, "seconds": now - last}) + "\n")
+            log.flush()
+        last = now
