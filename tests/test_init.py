@@ -40,6 +40,15 @@ def test_values_do_not_depend_on_the_cut_or_the_random_state(tied: bool) -> None
         assert all(torch.equal(found[name], whole[name]) for name in whole)
 
 
+def test_the_whole_model_starts_where_the_stages_start() -> None:
+    parts = ModelParts.of(lambda: GPT(tied=True))
+    model = parts.whole(seed=3)
+    values = first_values(parts, 2, seed=3)
+    assert torch.equal(model.layers[1].qkv.weight, values["blocks.2.qkv.weight"])
+    assert isinstance(model, GPT)
+    assert model.embed.weight is model.head.weight
+
+
 def test_values_depend_on_seed_and_block() -> None:
     parts = ModelParts.of(GPT)
     values, others = first_values(parts), first_values(parts, seed=1)

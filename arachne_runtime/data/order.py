@@ -1,6 +1,5 @@
 """The one global order of samples: a function of (seed, epoch) that knows neither plan nor rank."""
 
-import hashlib
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -15,8 +14,9 @@ class GlobalOrder:
     """Which samples make up the global batch of every step.
 
     Epoch ``e`` visits the samples in the order ``torch.randperm(num_samples, generator=g)``, where the CPU
-    generator ``g`` is seeded with the first 63 bits of the SHA-256 of ``"samples:seed:e"``. Step ``s`` takes
-    the next ``global_batch`` of them; the last step of an epoch takes what is left, unless ``drop_last``.
+    generator ``g`` is seeded with ``seed + e``: the order of torch's ``DistributedSampler``, so that a script
+    that moves from it keeps its global batches. Step ``s`` takes the next ``global_batch`` of them; the last
+    step of an epoch takes what is left, unless ``drop_last``.
     """
 
     num_samples: int
@@ -56,6 +56,5 @@ class GlobalOrder:
 @lru_cache(maxsize=2)
 def epoch_order(num_samples: int, seed: int, epoch: int) -> Tensor:
     """The order of one epoch's samples, shape ``(num_samples,)``; see ``GlobalOrder``."""
-    digest = hashlib.sha256(f"samples:{seed}:{epoch}".encode()).digest()
-    generator = torch.Generator().manual_seed(int.from_bytes(digest[:8]) >> 1)
+    generator = torch.Generator().manual_seed(seed + epoch)
     return torch.randperm(num_samples, generator=generator)

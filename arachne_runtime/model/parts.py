@@ -128,6 +128,14 @@ class ModelParts:
         originals = [self._blocks[index] for index in blocks]
         return self._fill(copies(originals), originals, device, seed, dtype)
 
+    def whole(
+        self, *, seed: int = 0, device: torch.device | str = "cpu", dtype: torch.dtype | None = None
+    ) -> nn.Module:
+        """The user's own module, all of it, with the values that the stages of every plan start from."""
+        model = copy.deepcopy(self._model)
+        self._fill(find_blocks(model, self._layout), self._blocks, torch.device(device), seed, dtype)
+        return model
+
     @torch.no_grad()
     def verify(
         self, batch: Any, *, inputs: Callable[[Any], tuple[Tensor, ...]] = default_inputs, seed: int = 0
