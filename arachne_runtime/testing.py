@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+_PRELOAD = ["torch.distributed", "torch._dynamo", __name__]
+"""Imported once for all ranks; a first optimizer or meta tensor imports dynamo, which takes a second."""
 GRACE_S = 3.0
 """How long the other ranks may still take to report once one of them has failed."""
 
@@ -81,7 +83,7 @@ class _Worker:
 
     def __init__(self, index: int) -> None:
         context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(["torch.distributed", __name__])
+        context.set_forkserver_preload(_PRELOAD)
         self._stacks = tempfile.NamedTemporaryFile(prefix="arachne-stacks-")  # noqa: SIM115 - lives as long as we
         self.pipe, theirs = context.Pipe()
         self.process = context.Process(

@@ -1,1 +1,6 @@
 """Plays a schedule on one rank with exact gradients."""
+
+from .engine import Engine
+from .report import StepReport
+
+__all__ = ["Engine", "StepReport"]

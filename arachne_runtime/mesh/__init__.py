@@ -1,1 +1,6 @@
-"""From a plan to process groups: groups, peers, and the one total order of communication."""
+"""From a plan to process groups and messages: the same on every rank, chosen by device."""
+
+from .mesh import Mesh
+from .transport import GlooTransport, NcclTransport, Transport
+
+__all__ = ["GlooTransport", "Mesh", "NcclTransport", "Transport"]

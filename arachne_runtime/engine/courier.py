@@ -1,0 +1,251 @@
+"""Issues a rank's messages and reductions of one step in the total order, and waits where one is needed."""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from ..errors import ModelError
+from ..mesh import Transport
+from ..plan.order import Communication, Reduction, Transfer
+from ..plan.schedule import Action, Work
+from .signature import HEADER_LENGTH, MAX_TENSORS, Signature, decode, encode, gradients_of, signature_of
+
+PENDING_SENDS = 4
+"""Gradient sends that may be under way before the oldest is waited for, which frees its memory."""
+
+
+class Reducer(Protocol):
+    """What sums gradients."""
+
+    def start(self, reduction: Reduction) -> bool:
+        """Start the sum, or say that its gradients are not complete yet."""
+        ...
+
+    def finish(self, reduction: Reduction) -> None:
+        """Wait for the sum."""
+        ...
+
+
+@dataclass(slots=True)
+class _Arrival:
+    """The input of one action, on its way."""
+
+    tensors: tuple[Tensor, ...]
+    works: list[dist.Work] = field(default_factory=list)
+
+
+class Courier:
+    """One rank's communications of one step.
+
+    They are issued strictly in order. Only where messages carry tags, the receives of the next action may be
+    posted ahead of their turn. With ``blocking`` each communication ends before the next is issued, as on a
+    device that executes one at a time: a wrong order then hangs, where gloo would hide it.
+    """
+
+    def __init__(
+        self,
+        sequence: Sequence[Communication],
+        rows: Sequence[range],
+        *,
+        rank: int,
+        device: torch.device,
+        transport: Transport,
+        reducer: Reducer,
+        blocking: bool = False,
+    ) -> None:
+        """Hold the rank's ``sequence`` and its own ``rows`` of each micro-batch."""
+        self._sequence = sequence
+        self._rows = rows
+        self._rank = rank
+        self._device = device
+        self._transport = transport
+        self._reducer = reducer
+        self._blocking = blocking
+        self._next = 0
+        self._early: set[int] = set()
+        self._receives = _receives_by_action(sequence, rank)
+        self._outbox: dict[Action, tuple[Tensor, ...]] = {}
+        self._inbox: dict[Action, _Arrival] = {}
+        self._unsent = _sends_by_action(sequence, rank)
+        self._sends: dict[Action, list[tuple[dist.Work, Tensor]]] = {}
+        self._known: set[int] = set()
+        self._told: set[int] = set()
+        self._incoming: Signature | None = None
+        self._outgoing: Signature | None = None
+        self.sent_bytes = 0
+
+    def advance(self) -> None:
+        """Issue all that may go, in order; stop at the first that waits for a computation of this rank."""
+        while self._next < len(self._sequence) and self._issue(self._next):
+            self._next += 1
+
+    def look_ahead(self, action: Action) -> None:
+        """Post the receives of ``action`` before their turn, where tags allow it and their form is known."""
+        if self._blocking or self._transport.matches_in_order:
+            return
+        for index in self._receives.get(action, ()):
+            transfer = self._sequence[index]
+            assert isinstance(transfer, Transfer)
+            if index >= self._next and index not in self._early and self._form_is_known(transfer):
+                self._receive(transfer)
+                self._early.add(index)
+
+    def take(self, action: Action) -> tuple[Tensor, ...]:
+        """The input of ``action``: received outputs, or received gradients of what was sent."""
+        self.advance()
+        arrival = self._inbox.pop(action, _Arrival(()))
+        assert all(i < self._next or i in self._early for i in self._receives.get(action, ())), (
+            f"{action} came too early"
+        )
+        for work in arrival.works:
+            work.wait()
+        if action.work is Work.BACKWARD:  # the gradients answer outputs, so these have arrived
+            self._end_sends(Action(action.stage, Work.FORWARD, action.micro_batch))
+        return arrival.tensors
+
+    def give(self, action: Action, tensors: tuple[Tensor, ...]) -> None:
+        """Send what ``action`` computed: the outputs of a forward, or gradients of what was received."""
+        if action.work is Work.FORWARD:
+            self._check_outputs(action, tensors)
+        self._outbox[action] = tuple(tensor.detach() for tensor in tensors)
+        self.advance()
+        gradients = [source for source in self._sends if source.work is Work.BACKWARD]
+        for source in gradients[:-PENDING_SENDS]:
+            self._end_sends(source)
+
+    def finish(self) -> None:
+        """Issue what is left and wait for every send."""
+        self.advance()
+        assert self._next == len(self._sequence), f"{self._sequence[self._next]} was never issued"
+        for source in list(self._sends):
+            self._end_sends(source)
+
+    @property
+    def received(self) -> Signature:
+        """Form of the tensors that come from the stage before."""
+        assert self._incoming is not None
+        return self._incoming
+
+    def _form_is_known(self, transfer: Transfer) -> bool:
+        backward = transfer.target.work is Work.BACKWARD
+        return self._outgoing is not None if backward else transfer.sender in self._known
+
+    def _issue(self, index: int) -> bool:
+        item = self._sequence[index]
+        if isinstance(item, Reduction):
+            started = self._reducer.start(item)
+            if started and self._blocking:
+                self._reducer.finish(item)
+            return started
+        assert isinstance(item, Transfer)
+        if item.sender == self._rank:
+            return self._send(item)
+        if index not in self._early:
+            self._receive(item)
+        self._early.discard(index)
+        return True
+
+    def _send(self, transfer: Transfer) -> bool:
+        tensors = self._outbox.get(transfer.source)
+        if tensors is None:
+            return False
+        if transfer.source.work is Work.FORWARD and transfer.receiver not in self._told:
+            assert self._outgoing is not None
+            self._told.add(transfer.receiver)
+            self._post(encode(self._outgoing).to(self._device), transfer, 0)
+        start = self._rows[transfer.source.micro_batch].start
+        for index, tensor in enumerate(tensors):
+            part = tensor[transfer.rows.start - start : transfer.rows.stop - start]
+            if part.numel():
+                self._post(part.contiguous(), transfer, _tag(transfer.source, index))
+        self._unsent[transfer.source] -= 1
+        if not self._unsent[transfer.source]:
+            del self._outbox[transfer.source]
+        return True
+
+    def _post(self, tensor: Tensor, transfer: Transfer, tag: int) -> None:
+        self.sent_bytes += tensor.nbytes
+        work = self._transport.send(tensor, transfer.receiver, tag)
+        if self._blocking:
+            work.wait()
+        else:
+            self._sends.setdefault(transfer.source, []).append((work, tensor))
+
+    def _end_sends(self, source: Action) -> None:
+        """Wait for the sends of an action, which frees their memory."""
+        for work, _ in self._sends.pop(source, ()):
+            work.wait()
+
+    def _receive(self, transfer: Transfer) -> None:
+        arrival = self._arrival(transfer)
+        start = self._rows[transfer.target.micro_batch].start
+        for index, tensor in enumerate(arrival.tensors):
+            part = tensor[transfer.rows.start - start : transfer.rows.stop - start]
+            if part.numel():
+                work = self._transport.receive(part, transfer.sender, _tag(transfer.source, index))
+                if self._blocking:
+                    work.wait()
+                else:
+                    arrival.works.append(work)
+
+    def _arrival(self, transfer: Transfer) -> _Arrival:
+        """The buffers for the input of an action, made at its first receive."""
+        forward = transfer.target.work is Work.FORWARD
+        if forward and transfer.sender not in self._known:
+            self._learn(transfer.sender)
+        if transfer.target not in self._inbox:
+            signature = self._incoming if forward else self._outgoing
+            assert signature is not None
+            form = signature if forward else gradients_of(signature)
+            num_rows = len(self._rows[transfer.target.micro_batch])
+            self._inbox[transfer.target] = _Arrival(_buffers(form, num_rows, self._device))
+        return self._inbox[transfer.target]
+
+    def _learn(self, sender: int) -> None:
+        """Receive the header that a sender puts before its first message of the step."""
+        header = torch.empty(HEADER_LENGTH, dtype=torch.int64, device=self._device)
+        self._transport.receive(header, sender, 0).wait()
+        signature = decode(header)
+        if self._incoming not in (None, signature):
+            raise ModelError(
+                f"rank {sender} sends {signature}, another replica of its stage {self._incoming}; "
+                "what crosses a boundary must not depend on the samples"
+            )
+        self._incoming = signature
+        self._known.add(sender)
+
+    def _check_outputs(self, action: Action, tensors: tuple[Tensor, ...]) -> None:
+        signature = signature_of(tensors, len(self._rows[action.micro_batch]))
+        if self._outgoing not in (None, signature):
+            raise ModelError(
+                f"{action} gives {signature}, an earlier micro-batch of this step gave {self._outgoing}; "
+                "pad all samples of a global batch to one shape"
+            )
+        self._outgoing = signature
+
+
+def _receives_by_action(sequence: Sequence[Communication], rank: int) -> Mapping[Action, list[int]]:
+    found: dict[Action, list[int]] = {}
+    for index, item in enumerate(sequence):
+        if isinstance(item, Transfer) and item.receiver == rank:
+            found.setdefault(item.target, []).append(index)
+    return found
+
+
+def _sends_by_action(sequence: Sequence[Communication], rank: int) -> Counter[Action]:
+    return Counter(item.source for item in sequence if isinstance(item, Transfer) and item.sender == rank)
+
+
+def _buffers(signature: Signature, num_rows: int, device: torch.device) -> tuple[Tensor, ...]:
+    return tuple(torch.empty((num_rows, *f.shape), dtype=f.dtype, device=device) for f in signature)
+
+
+def _tag(source: Action, index: int) -> int:
+    """A tag of its own for each tensor of each action of a pair; 0 is the header's."""
+    backward = source.work is Work.BACKWARD
+    return 1 + (source.micro_batch * 2 + backward) * MAX_TENSORS + index

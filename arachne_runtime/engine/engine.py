@@ -1,0 +1,294 @@
+"""The engine of one rank: from a plan and a model to optimizer steps that equal those of a single process."""
+
+import math
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, Protocol
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from ..data.batch import StepBatch, as_step_batch, default_inputs
+from ..errors import UsageError
+from ..measure.recorder import Recorder, Records, Silence
+from ..mesh import Mesh
+from ..model import ModelParts
+from ..plan.cluster import index_of
+from ..plan.order import Communication, Reduction, communications, share_of
+from ..plan.placement import holding, places
+from ..plan.plan import Plan
+from ..plan.records import RecordKind
+from ..plan.rows import micro_batch_rows, replica_rows
+from ..plan.schedule import Action, Work, stage_actions
+from .courier import Courier
+from .gradients import Gradients
+from .player import Inputs, Loss, Play, Player
+from .refusals import refuse_model, refuse_optimizer, refuse_plan
+from .report import StepReport
+from .weight import ItemWeight, RowWeight, Weight
+
+Optimizers = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
+KEPT_PROGRAMS = 8
+"""Batch sizes whose order of communication is remembered: the full one and the last of an epoch recur."""
+
+
+class Schedule(Protocol):
+    """A learning-rate schedule of torch.optim.lr_scheduler."""
+
+    def step(self) -> None:
+        """Set the learning rates of the next step."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """What this rank does in a step on a batch of some number of rows."""
+
+    rows: tuple[range, ...]
+    """Its own rows of each micro-batch; none where the batch is too short for it."""
+    actions: tuple[Action, ...]
+    """Those with rows."""
+    sequence: tuple[Communication, ...]
+    """Its messages and reductions in the total order, without the commit word."""
+
+
+class Engine:
+    """Trains the stage of one rank; every rank calls ``step`` with the same batches.
+
+    Args:
+        plan: The plan; its devices are the ranks of the default process group, in the order of the plan.
+        parts: The model.
+        optimizer: Makes the optimizer from this rank's parameters. It must treat each parameter alone.
+        loss: ``loss(output, batch)``, the mean over the samples it is given; a sum with ``num_items``.
+        inputs: What the first block is called with, from samples of the batch.
+        clip_norm: Clip gradients to this global norm.
+        lr_schedule: Makes a learning-rate schedule from the optimizer; it steps once a step.
+        num_items: Counts the items (tokens) of some samples; the summed loss is divided by the global count.
+        seed: First values of the parameters follow from it, whatever the plan.
+        device: Where the stage lives; default: CUDA device by the plan's index if there is CUDA, else CPU.
+        dtype: Dtype of the parameters; default: the model's.
+        stochastic: Allow dropout and the like, whose result depends on the plan.
+        recorder: Writes down how long each action took.
+        blocking: End each communication before the next is issued, to find errors in their order.
+
+    Raises:
+        UsageError: The number of ranks, or of blocks, is not the plan's; an optimizer that needs a closure.
+        UnsupportedPlanError: A plan or model that cannot be run exactly.
+
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        parts: ModelParts,
+        *,
+        optimizer: Optimizers,
+        loss: Loss,
+        inputs: Inputs = default_inputs,
+        clip_norm: float | None = None,
+        lr_schedule: Callable[[torch.optim.Optimizer], Schedule] | None = None,
+        num_items: Callable[[Any], int] | None = None,
+        seed: int = 0,
+        device: torch.device | None = None,
+        dtype: torch.dtype | None = None,
+        stochastic: bool = False,
+        recorder: Recorder | None = None,
+        blocking: bool = False,
+    ) -> None:
+        distributed = dist.is_initialized()
+        refuse_plan(plan, dist.get_world_size() if distributed else 1)
+        refuse_model(plan, parts, stochastic=stochastic)
+        self.plan = plan
+        self.place = places(plan)[dist.get_rank() if distributed else 0]
+        pipeline, mine, _ = holding(plan, self.place)
+        device = device or default_device(self.place.device)
+        self.stage = parts.stage(mine.blocks, device=device, seed=seed, dtype=dtype)
+        self._ties = {tie.name: tie.blocks for tie in parts.ties}
+        self._mesh = Mesh.form(plan, self._ties, self.place.rank, device)
+        self._gradients = Gradients.of(self.stage, self._mesh)
+        parameters = [parameter for _, parameter in self.named_parameters()]
+        self.optimizer = optimizer(parameters) if parameters else None
+        """None on a stage without parameters."""
+        if self.optimizer is not None:
+            refuse_optimizer(self.optimizer)
+        self.schedule = lr_schedule(self.optimizer) if lr_schedule and self.optimizer else None
+        self.num_steps = 0
+        """Steps done."""
+        self._play = Play(
+            stage=self.stage,
+            device=device,
+            is_first=self.place.stage == 0,
+            is_last=self.place.stage == len(pipeline.stages) - 1,
+            recompute=mine.recompute,
+            stochastic=stochastic,
+            loss=loss,
+            inputs=inputs,
+            context=parts.context,
+        )
+        self._clip_norm = clip_norm
+        self._num_items = num_items
+        self._records: Records = recorder or Silence()
+        self._blocking = blocking
+        self._watch_random = not stochastic
+        self._program = lru_cache(KEPT_PROGRAMS)(self._make_program)
+
+    def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """Global name and parameter of all that this rank holds, by block; those that blocks share last."""
+        for block in self.stage.block_range:
+            yield from self.stage.block_parameters(block)
+        yield from self.stage.tied_parameters()
+
+    def needed_rows(self, num_rows: int) -> tuple[range, ...]:
+        """Rows of a global batch of ``num_rows`` rows that this rank reads, ascending; often none."""
+        return (
+            tuple(rows for rows in self._program(num_rows).rows if rows) if self._play.needs_samples else ()
+        )
+
+    def close(self) -> None:
+        """Destroy the process groups that the engine made."""
+        self._mesh.close()
+
+    def step(self, batch: Any) -> StepReport:
+        """Forward, backward, reduction and optimizer step on one global batch.
+
+        Args:
+            batch: A ``StepBatch``, or a tree of tensors that holds the whole global batch, rows first.
+
+        Raises:
+            UsageError: No rows, or more than the plan's global batch.
+
+        """
+        start = time.perf_counter()
+        batch = as_step_batch(batch)
+        self._refuse_rows(batch.num_rows)
+        self._records.begin(self.num_steps)
+        self._gradients.begin()
+        program = self._program(batch.num_rows)
+        loss, count = self._run(program, batch)
+        with self._told("the commit word"):
+            loss, norm = self._commit(loss, batch.num_rows)
+        with self._told("the optimizer step"):
+            self._update(norm)
+        self._records.end(samples=batch.num_rows)
+        seconds = time.perf_counter() - start
+        self.num_steps += 1
+        self._watch_random = False
+        return StepReport(
+            step=self.num_steps - 1, loss=loss, grad_norm=norm, num_rows=batch.num_rows, num_items=count,
+            seconds=seconds,
+        )  # fmt: skip
+
+    def _run(self, program: Program, batch: StepBatch) -> tuple[float, int]:
+        """Play the schedule and sum the gradients; this rank's part of the loss, and the global count."""
+        courier = Courier(
+            program.sequence,
+            program.rows,
+            rank=self.place.rank,
+            device=self._mesh.device,
+            transport=self._mesh.transport,
+            reducer=self._gradients,
+            blocking=self._blocking,
+        )
+        player = Player(
+            self._play, courier, batch, program.rows, records=self._records, watch_random=self._watch_random
+        )
+        weight = self._weight(player, program, batch.num_rows)
+        first_backward = next((a for a in program.actions if a.work is Work.BACKWARD), None)
+        for action, following in zip(program.actions, (*program.actions[1:], None), strict=False):
+            with self._told(str(action)):
+                player.play(action, following, weight)
+                if action is first_backward:
+                    self._gradients.adopt()
+        self._reduce(program, courier)
+        return player.loss.item(), weight.count()
+
+    def _reduce(self, program: Program, courier: Courier) -> None:
+        """Issue the sums of gradients and wait for them."""
+        self._gradients.complete = True
+        start = self._records.mark()
+        courier.finish()
+        for reduction in program.sequence:
+            if isinstance(reduction, Reduction):
+                with self._told(f"the sum of gradients {reduction.name}"):
+                    self._gradients.finish(reduction)
+                end = self._records.mark()
+                sent = self._gradients.bytes_of(reduction)
+                self._records.add(RecordKind.REDUCE, reduction.name, (start, end), sent_bytes=sent)
+                start = end
+
+    def _commit(self, loss: float, num_rows: int) -> tuple[float, float]:
+        """The commit word: all ranks have their sums and agree on the step. Global loss and gradient norm."""
+        word = [loss, self._gradients.squared_norm(), self.num_steps, num_rows]
+        if self._mesh.num_ranks > 1:
+            total = torch.tensor(word, dtype=torch.float64, device=self._mesh.device)
+            dist.all_reduce(total)
+            ranks = self._mesh.num_ranks
+            word = total.tolist()
+            if word[2:] != [self.num_steps * ranks, num_rows * ranks]:
+                raise UsageError(
+                    f"rank {self.place.rank} is in step {self.num_steps} with {num_rows} rows, the mean of "
+                    f"all is {word[2] / ranks:g} with {word[3] / ranks:g}; give all the same batches"
+                )
+        return word[0], math.sqrt(word[1]) if word[1] >= 0 else math.nan
+
+    def _update(self, norm: float) -> None:
+        start = self._records.mark()
+        if self._clip_norm is not None:
+            self._gradients.clip(norm, self._clip_norm)
+        if self.optimizer is not None:
+            self.optimizer.step()
+        if self.schedule is not None:
+            self.schedule.step()
+        self._records.add(RecordKind.UPDATE, "update", (start, start, self._records.mark()))
+
+    def _weight(self, player: Player, program: Program, num_rows: int) -> Weight:
+        """By rows; or, with ``num_items``, by the items of the global batch, counted before any loss."""
+        if self._num_items is None:
+            return RowWeight(num_rows)
+        count = 0
+        if self._play.is_last:
+            used = (m for m, rows in enumerate(program.rows) if rows)
+            count = sum(int(self._num_items(player.samples(m))) for m in used)
+        return ItemWeight.start(count, self._mesh)
+
+    def _make_program(self, num_rows: int) -> Program:
+        pipeline, stage, _ = holding(self.plan, self.place)
+        micro_batches = micro_batch_rows(self.plan, num_rows)[self.place.pipeline]
+        rows = tuple(replica_rows(stage, span)[self.place.replica] for span in micro_batches)
+        actions = stage_actions(
+            self.plan.schedule, self.place.stage, len(pipeline.stages), pipeline.micro_batches
+        )
+        *order, _ = communications(self.plan, num_rows, self._ties)
+        return Program(
+            rows, tuple(a for a in actions if rows[a.micro_batch]), share_of(self.place.rank, order)
+        )
+
+    def _refuse_rows(self, num_rows: int) -> None:
+        if not 1 <= num_rows <= self.plan.global_batch:
+            raise UsageError(
+                f"a batch of {num_rows} rows; the plan's global_batch is {self.plan.global_batch}; "
+                "only the last batch of an epoch may have fewer, but not none"
+            )
+
+    @contextmanager
+    def _told(self, where: str) -> Iterator[None]:
+        """An error leaves with a note of who was doing what."""
+        try:
+            yield
+        except Exception as error:
+            place = self.place
+            who = f"rank {place.rank} ({place.device}), stage {place.stage} of pipeline {place.pipeline}"
+            error.add_note(f"{who}, at {where}, in step {self.num_steps}")
+            raise
+
+
+def default_device(device: str) -> torch.device:
+    """``v-0:1`` → ``cuda:1`` where the ranks speak NCCL (or one process has CUDA), else the CPU."""
+    nccl = dist.get_backend() == "nccl" if dist.is_initialized() else True
+    if nccl and torch.cuda.is_available():
+        return torch.device("cuda", index_of(device))
+    return torch.device("cpu")

@@ -1,0 +1,160 @@
+"""Sums gradients over all ranks that hold a parameter, packed in flat buffers that gradients are views of."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from ..errors import ModelError
+from ..mesh import Mesh
+from ..model import StageModule
+from ..plan.order import Reduction
+from ..units import Bytes
+
+BUCKET_BYTES: Bytes = 25 * 2**20
+"""A bucket is closed at this size, DDP's default: one is summed while the next is packed."""
+
+
+@dataclass(slots=True)
+class Bucket:
+    """Parameters of one dtype that are summed in one message."""
+
+    parameters: Sequence[nn.Parameter]
+    names: Sequence[str]
+    flat: Tensor
+    """All gradients one behind the other, then for each parameter how many ranks have a gradient."""
+    views: Sequence[Tensor]
+    group: dist.ProcessGroup
+    work: dist.Work | None = None
+    complete: bool = False
+    """Whether every parameter has a gradient on this rank, so that the counts need not be read."""
+
+    @classmethod
+    def of(cls, named: Sequence[tuple[str, nn.Parameter]], group: dist.ProcessGroup) -> "Bucket":
+        """An empty bucket for parameters of one dtype and device."""
+        names, parameters = [name for name, _ in named], [p for _, p in named]
+        sizes = [p.numel() for p in parameters]
+        like = parameters[0]
+        flat = torch.zeros(sum(sizes) + len(sizes), dtype=like.dtype, device=like.device)
+        *parts, _ = torch.split(flat, [*sizes, len(sizes)])
+        views = [part.view(p.shape) for part, p in zip(parts, parameters, strict=True)]
+        return cls(parameters, names, flat, views, group)
+
+    def adopt(self) -> None:
+        """Move gradients that autograd allocated into the buffer; later ones are added there in place."""
+        for name, parameter, view in zip(self.names, self.parameters, self.views, strict=True):
+            gradient = parameter.grad
+            if gradient is not None and gradient is not view:
+                if gradient.is_sparse:
+                    raise ModelError(f"{name} has a sparse gradient; make its embedding with sparse=False")
+                view.copy_(gradient)
+                parameter.grad = view
+
+    def start(self) -> None:
+        """Send the sums on their way."""
+        self.adopt()
+        have = [p.grad is not None for p in self.parameters]
+        self.complete = all(have)
+        for view, mine in zip(self.views, have, strict=True):
+            if not mine:
+                view.zero_()
+        self.flat[-len(have) :] = torch.tensor(have, dtype=self.flat.dtype)
+        self.work = dist.all_reduce(self.flat, group=self.group, async_op=True)
+
+    def finish(self) -> None:
+        """Wait; a parameter that got a gradient on any rank has the sum on every rank, others stay None."""
+        if self.work is None:
+            return
+        self.work.wait()
+        self.work = None
+        if not self.complete:
+            counts = self.flat[-len(self.parameters) :].tolist()
+            for parameter, view, count in zip(self.parameters, self.views, counts, strict=True):
+                parameter.grad = view if count else None
+
+
+@dataclass(slots=True)
+class Gradients:
+    """The gradients of one stage, and their sums."""
+
+    buckets: dict[Reduction, list[Bucket]]
+    parameters: Sequence[nn.Parameter]
+    """Those that take a gradient."""
+    counted: Sequence[nn.Parameter]
+    """Those whose norm this rank contributes: each parameter of the model is counted on one rank."""
+    complete: bool = field(default=False, init=False)
+    """Whether the last backward of the step has ended."""
+
+    @classmethod
+    def of(cls, stage: StageModule, mesh: Mesh) -> "Gradients":
+        """Pack the parameters of a stage by reduction and dtype, in descending block order."""
+        buckets: dict[Reduction, list[Bucket]] = {}
+        parameters: list[nn.Parameter] = []
+        counted: list[nn.Parameter] = []
+        for reduction in mesh.reductions:
+            named = [(n, p) for n, p in _parameters(stage, reduction) if p.requires_grad]
+            parameters += [p for _, p in named]
+            if reduction.members[0] == mesh.place.rank:
+                counted += [p for _, p in named]
+            if len(reduction.members) > 1:
+                buckets[reduction] = list(_pack(named, mesh.groups[reduction.members]))
+        return cls(buckets, parameters, counted)
+
+    def begin(self) -> None:
+        """Forget the gradients of the step before."""
+        self.complete = False
+        for parameter in self.parameters:
+            parameter.grad = None
+
+    def adopt(self) -> None:
+        """Move gradients into their buffers; called after the first backward of a step, frees memory."""
+        for bucket in self._all():
+            bucket.adopt()
+
+    def start(self, reduction: Reduction) -> bool:
+        """Start a sum, once the last backward has ended."""
+        if not self.complete:
+            return False
+        for bucket in self.buckets[reduction]:
+            bucket.start()
+        return True
+
+    def finish(self, reduction: Reduction) -> None:
+        """Wait for one sum."""
+        for bucket in self.buckets[reduction]:
+            bucket.finish()
+
+    def bytes_of(self, reduction: Reduction) -> Bytes:
+        """Bytes of one sum."""
+        return sum(bucket.flat.nbytes for bucket in self.buckets[reduction])
+
+    def squared_norm(self) -> float:
+        """Sum of squares over the parameters that this rank counts."""
+        grads = [p.grad for p in self.counted if p.grad is not None]
+        return float(torch.nn.utils.get_total_norm(grads).double().square()) if grads else 0.0
+
+    def clip(self, norm: float, limit: float) -> None:
+        """Scale down by ``limit / norm`` where the norm is above the limit, as PyTorch does."""
+        torch.nn.utils.clip_grads_with_norm_(self.parameters, limit, torch.tensor(norm, dtype=torch.float64))
+
+    def _all(self) -> Iterable[Bucket]:
+        return (bucket for buckets in self.buckets.values() for bucket in buckets)
+
+
+def _parameters(stage: StageModule, reduction: Reduction) -> list[tuple[str, nn.Parameter]]:
+    if reduction.tie is not None:
+        return [(name, p) for name, p in stage.tied_parameters() if name == reduction.tie]
+    return [pair for block in reversed(reduction.blocks) for pair in reversed(stage.block_parameters(block))]
+
+
+def _pack(named: Sequence[tuple[str, nn.Parameter]], group: dist.ProcessGroup) -> Iterable[Bucket]:
+    by_dtype: dict[torch.dtype, list[tuple[str, nn.Parameter]]] = {}
+    for name, parameter in named:
+        waiting = by_dtype.setdefault(parameter.dtype, [])
+        waiting.append((name, parameter))
+        if sum(p.nbytes for _, p in waiting) >= BUCKET_BYTES:
+            yield Bucket.of(by_dtype.pop(parameter.dtype), group)
+    for waiting in by_dtype.values():
+        yield Bucket.of(waiting, group)

@@ -1,0 +1,187 @@
+"""Plays the actions of one stage by autograd, each with its rows, context and weight."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from ..data.batch import StepBatch
+from ..errors import ModelError, UnsupportedPlanError
+from ..measure.recorder import Records
+from ..model import StageModule
+from ..plan.records import RecordKind
+from ..plan.schedule import Action, Work
+from .courier import Courier
+from .weight import Weight
+
+Loss = Callable[[Any, Any], Tensor]
+Inputs = Callable[[Any], tuple[Tensor, ...]]
+Context = Callable[[Any], Mapping[str, Tensor]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Play:
+    """How a stage is played: the same for every step."""
+
+    stage: StageModule
+    device: torch.device
+    is_first: bool
+    is_last: bool
+    recompute: bool
+    stochastic: bool
+    loss: Loss
+    inputs: Inputs
+    context: Context | None
+
+    @property
+    def needs_samples(self) -> bool:
+        """Whether the stage reads the batch itself."""
+        return self.is_first or self.is_last or self.context is not None
+
+
+@dataclass(frozen=True, slots=True)
+class _Held:
+    """What is kept from a forward to its backward."""
+
+    received: tuple[Tensor, ...]
+    outputs: tuple[Tensor, ...]
+
+
+class Player:
+    """One stage during one step."""
+
+    def __init__(
+        self,
+        play: Play,
+        courier: Courier,
+        batch: StepBatch,
+        rows: tuple[range, ...],
+        *,
+        records: Records,
+        watch_random: bool,
+    ) -> None:
+        """Play on this replica's ``rows`` of each micro-batch; ``watch_random`` looks for random numbers."""
+        self._play = play
+        self._courier = courier
+        self._batch = batch
+        self._rows = rows
+        self._records = records
+        self._watch_random = watch_random
+        self._held: dict[int, _Held] = {}
+        self._samples: dict[int, Any] = {}
+        self.loss = torch.zeros((), dtype=torch.float64, device=play.device)
+        """Weighted sum of the losses so far, on the last stage."""
+
+    def play(self, action: Action, following: Action | None, weight: Weight) -> None:
+        """Play one action; the input of the ``following`` one is received meanwhile."""
+        records, courier, sent_before = self._records, self._courier, self._courier.sent_bytes
+        start = records.mark()
+        courier.advance()
+        if following is not None:
+            courier.look_ahead(following)
+        taken = self._take(action)
+        there = records.mark()
+        if action.work is Work.FORWARD:
+            result = self._forward(action.micro_batch, taken, weight)
+        else:
+            result = self._backward(action.micro_batch, taken)
+        computed = records.mark()
+        if not self._is_end(action):
+            courier.give(action, result)
+        marks = (start, there, computed, records.mark())
+        samples, sent = len(self._rows[action.micro_batch]), courier.sent_bytes - sent_before
+        records.add(RecordKind.ACTION, str(action), marks, samples=samples, sent_bytes=sent)
+
+    def samples(self, micro_batch: int) -> Any:
+        """Samples of a micro-batch that are this replica's, on its device."""
+        if micro_batch not in self._samples:
+            rows = self._rows[micro_batch]
+            self._samples[micro_batch] = _to(self._batch.rows(rows), self._play.device)
+        return self._samples[micro_batch]
+
+    def _take(self, action: Action) -> tuple[Tensor, ...]:
+        """What the action needs from elsewhere: samples, received outputs, or received gradients."""
+        if action.work is Work.FORWARD and self._play.is_first:
+            inputs = self._play.inputs(self.samples(action.micro_batch))
+            return inputs if isinstance(inputs, tuple) else (inputs,)
+        if action.work is Work.BACKWARD and self._play.is_last:
+            return ()
+        return self._courier.take(action)
+
+    def _is_end(self, action: Action) -> bool:
+        """Whether no neighbour waits for the result."""
+        return self._play.is_last if action.work is Work.FORWARD else self._play.is_first
+
+    def _forward(self, micro_batch: int, taken: tuple[Tensor, ...], weight: Weight) -> tuple[Tensor, ...]:
+        if not self._play.is_first:
+            for tensor, form in zip(taken, self._courier.received, strict=True):
+                tensor.requires_grad_(form.requires_grad)
+        samples = self.samples(micro_batch) if self._play.needs_samples else None
+        context = self._play.context(samples) if self._play.context else {}
+        before = self._random_state()
+        outputs = self._run(taken, context)
+        if self._play.is_last:
+            outputs = (self._weighted_loss(outputs, samples, weight.of(len(self._rows[micro_batch]))),)
+        self._refuse_random(before)
+        self._held[micro_batch] = _Held(taken, outputs)
+        self._samples.pop(micro_batch, None)
+        return outputs
+
+    def _run(self, inputs: tuple[Tensor, ...], context: Mapping[str, Tensor]) -> tuple[Tensor, ...]:
+        if not self._play.recompute:
+            outputs: tuple[Tensor, ...] = self._play.stage(inputs, context)
+            return outputs
+        keep_random = self._play.stochastic
+        return checkpoint(  # type: ignore[no-any-return]
+            self._play.stage, inputs, context, use_reentrant=False, preserve_rng_state=keep_random
+        )
+
+    def _weighted_loss(self, outputs: tuple[Tensor, ...], samples: Any, weight: float) -> Tensor:
+        loss = self._play.loss(outputs[0] if len(outputs) == 1 else outputs, samples)
+        if not isinstance(loss, Tensor) or loss.numel() != 1:
+            what = f"shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
+            raise ModelError(
+                f"loss(output, batch) must return one number, the mean over its samples; got {what}"
+            )
+        loss = loss * weight
+        self.loss += loss.detach().reshape(())
+        return loss
+
+    def _backward(self, micro_batch: int, taken: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        held = self._held.pop(micro_batch)
+        outputs = [tensor for tensor in held.outputs if tensor.requires_grad]
+        if outputs:
+            torch.autograd.backward(outputs, None if self._play.is_last else list(taken))
+        if self._play.is_first:
+            return ()
+        wanted = [tensor for tensor in held.received if tensor.requires_grad]
+        return tuple(torch.zeros_like(t) if t.grad is None else t.grad for t in wanted)
+
+    def _random_state(self) -> Tensor | None:
+        if not self._watch_random:
+            return None
+        cuda = self._play.device.type == "cuda"
+        return torch.cuda.get_rng_state(self._play.device) if cuda else torch.get_rng_state()
+
+    def _refuse_random(self, before: Tensor | None) -> None:
+        after = self._random_state()
+        if before is not None and after is not None and not torch.equal(before, after):
+            raise UnsupportedPlanError(
+                "a forward drew random numbers, so its result would depend on the plan; remove dropout and "
+                "noise from the model and the loss, or waive this with stochastic=True"
+            )
+
+
+def _to(tree: Any, device: torch.device) -> Any:
+    """A tree of tensors on ``device``."""
+    if isinstance(tree, Tensor):
+        return tree.to(device, non_blocking=True)
+    if isinstance(tree, Mapping):
+        return {key: _to(value, device) for key, value in tree.items()}
+    if isinstance(tree, tuple | list):
+        items = [_to(value, device) for value in tree]
+        return type(tree)(*items) if hasattr(tree, "_fields") else type(tree)(items)
+    return tree

@@ -1,0 +1,105 @@
+"""What cannot be run exactly is refused before the first step, alike on every rank, with the way out."""
+
+import inspect
+from collections.abc import Iterator
+
+from torch import nn
+from torch.nn.modules.batchnorm import _NormBase
+from torch.nn.modules.dropout import _DropoutNd
+from torch.optim import Optimizer
+
+from ..errors import UnsupportedPlanError, UsageError
+from ..model import ModelParts
+from ..plan.plan import Plan, ScheduleKind, Stage
+
+PLAYABLE = (ScheduleKind.GPIPE, ScheduleKind.ONE_F_ONE_B)
+
+
+def refuse_plan(plan: Plan, num_ranks: int) -> None:
+    """Refuse a plan that this version cannot play; UnsupportedPlanError lists every reason."""
+    if num_ranks != len(plan.devices):
+        raise UsageError(
+            f"the plan uses {len(plan.devices)} devices, but there are {num_ranks} ranks; start one rank a "
+            "device (torchrun --nproc-per-node, or `arachne run PLAN -- train.py`)"
+        )
+    problems = list(_problems(plan))
+    if problems:
+        raise UnsupportedPlanError(
+            "this runtime cannot execute the plan exactly:\n  " + "\n  ".join(problems)
+        )
+
+
+def _problems(plan: Plan) -> Iterator[str]:
+    if plan.schedule not in PLAYABLE:
+        yield f"$.schedule is {plan.schedule}; this version plays {', '.join(PLAYABLE)}"
+    for p, pipeline in enumerate(plan.pipelines):
+        for s, stage in enumerate(pipeline.stages):
+            for problem in _stage_problems(stage):
+                yield f"$.pipelines[{p}].stages[{s}]{problem}"
+
+
+def _stage_problems(stage: Stage) -> Iterator[str]:
+    for r, replica in enumerate(stage.replicas):
+        if len(replica.devices) > 1:
+            devices = ", ".join(replica.devices)
+            yield (
+                f".replicas[{r}] is tensor-parallel over {devices}; this version runs TP 1: "
+                "make each device a replica with a share of its own"
+            )
+    if stage.zero > 0:
+        yield f".zero is {stage.zero}; this version keeps whole optimizer states: set it to 0"
+    for name, value in (("expert_parallel", stage.expert_parallel), ("expert_tensor", stage.expert_tensor)):
+        if value > 1:
+            yield f".{name} is {value}; this version keeps all experts of a block on a replica: set it to 1"
+
+
+def refuse_model(plan: Plan, parts: ModelParts, *, stochastic: bool) -> None:
+    """Refuse a model whose results would depend on how the plan splits a batch; ModelError."""
+    if parts.num_blocks != plan.num_blocks:
+        raise UsageError(
+            f"the plan cuts {plan.num_blocks} blocks, but the model has {parts.num_blocks}; "
+            "plan again for this model"
+        )
+    for block, name, module in parts.modules():
+        if not stochastic and module.training and _drops(module):
+            raise UnsupportedPlanError(
+                f"block {block}: {name or 'it'} is {module}, which draws random numbers, so its result would "
+                "depend on the plan; set its probability to 0, or waive this with stochastic=True"
+            )
+        if _mixes_samples(module) and not _whole_batch_at_once(plan, block):
+            raise UnsupportedPlanError(
+                f"block {block}: {name or 'it'} is {type(module).__name__} in training, whose statistics "
+                f"would be of a part of the global batch of {plan.global_batch}; use LayerNorm or GroupNorm, "
+                "put it into eval mode, or give its stage one replica and one micro-batch"
+            )
+
+
+def _drops(module: nn.Module) -> bool:
+    if isinstance(module, _DropoutNd):
+        return module.p > 0
+    if isinstance(module, nn.RReLU):
+        return True
+    return isinstance(module, nn.MultiheadAttention | nn.RNNBase) and module.dropout > 0
+
+
+def _mixes_samples(module: nn.Module) -> bool:
+    """Whether statistics over the samples of a call are used, or kept, in training."""
+    if not isinstance(module, _NormBase) or not module.training:
+        return False
+    per_sample = isinstance(module, nn.InstanceNorm1d | nn.InstanceNorm2d | nn.InstanceNorm3d)
+    return not per_sample or bool(module.track_running_stats)
+
+
+def _whole_batch_at_once(plan: Plan, block: int) -> bool:
+    stages = [s for p in plan.pipelines for s in p.stages if block in s.blocks]
+    return len(stages) == len(stages[0].replicas) == plan.pipelines[0].micro_batches == 1
+
+
+def refuse_optimizer(optimizer: Optimizer) -> None:
+    """Refuse an optimizer that evaluates the model again inside its step; UsageError."""
+    closure = inspect.signature(optimizer.step).parameters.get("closure")
+    if closure is not None and closure.default is inspect.Parameter.empty:
+        raise UsageError(
+            f"{type(optimizer).__name__}.step needs a closure that evaluates the model again, which a "
+            "pipeline cannot offer; use an optimizer of the SGD or Adam families"
+        )

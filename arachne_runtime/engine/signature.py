@@ -1,0 +1,81 @@
+"""What crosses a boundary, apart from its values: dtype, shape of a sample, whether gradients come back."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import torch
+from torch import Tensor
+
+from ..errors import ModelError
+
+MAX_TENSORS = 16
+"""Tensors that may cross one boundary; fixes the size of a header."""
+MAX_DIMS = 8
+"""Dims of such a tensor, the rows included."""
+HEADER_LENGTH = 1 + MAX_TENSORS * (3 + MAX_DIMS)
+"""Whole numbers in a header: how many tensors, then dtype, requires_grad, dims and shape of each."""
+
+_DTYPES = (
+    torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.int16,
+    torch.int8, torch.uint8, torch.bool, torch.complex64, torch.complex128,
+)  # fmt: skip
+"""By number on the wire; only ever appended to."""
+
+
+@dataclass(frozen=True, slots=True)
+class TensorForm:
+    """Form of one tensor, the same for every micro-batch of a step."""
+
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    """Without the leading dim, which holds the rows."""
+    requires_grad: bool
+
+
+Signature: TypeAlias = tuple[TensorForm, ...]
+
+
+def signature_of(tensors: Sequence[Tensor], num_rows: int) -> Signature:
+    """The forms of ``tensors``, whose leading dim must be ``num_rows``; ModelError otherwise."""
+    if len(tensors) > MAX_TENSORS:
+        raise ModelError(
+            f"{len(tensors)} tensors leave a stage; at most {MAX_TENSORS} can: stack some of them"
+        )
+    return tuple(_form(tensor, num_rows) for tensor in tensors)
+
+
+def _form(tensor: Tensor, num_rows: int) -> TensorForm:
+    shape = tuple(tensor.shape)
+    if not shape or shape[0] != num_rows or len(shape) > MAX_DIMS or tensor.dtype not in _DTYPES:
+        raise ModelError(
+            f"a {tensor.dtype} tensor of shape {shape} leaves a stage that was given {num_rows} rows; what "
+            f"crosses a boundary has the rows in dim 0 and at most {MAX_DIMS} dims; give the rest as context"
+        )
+    return TensorForm(tensor.dtype, shape[1:], tensor.requires_grad)
+
+
+def encode(signature: Signature) -> Tensor:
+    """A header: HEADER_LENGTH whole numbers."""
+    numbers = [len(signature)]
+    for form in signature:
+        padding = [0] * (MAX_DIMS - len(form.shape))
+        numbers += [_DTYPES.index(form.dtype), form.requires_grad, len(form.shape), *form.shape, *padding]
+    return torch.tensor(numbers + [0] * (HEADER_LENGTH - len(numbers)))
+
+
+def decode(header: Tensor) -> Signature:
+    """The signature of a header."""
+    count, *numbers = header.tolist()
+    width = 3 + MAX_DIMS
+    return tuple(_read(numbers[i * width : (i + 1) * width]) for i in range(count))
+
+
+def _read(numbers: Sequence[int]) -> TensorForm:
+    dtype, requires_grad, dims, *shape = numbers
+    return TensorForm(_DTYPES[dtype], tuple(shape[:dims]), bool(requires_grad))
+
+
+def gradients_of(signature: Signature) -> Signature:
+    """The form of the gradients that come back."""
+    return tuple(TensorForm(f.dtype, f.shape, False) for f in signature if f.requires_grad)

@@ -1,0 +1,83 @@
+"""Where this rank stands in a plan, and the process groups it needs; formed in one order on every rank."""
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import product
+
+import torch
+import torch.distributed as dist
+
+from ..plan.order import Reduction, Ties, ranks_of_stages, reductions
+from ..plan.placement import Place, places
+from ..plan.plan import Plan
+from .transport import GlooTransport, NcclTransport, Transport
+
+
+@dataclass(frozen=True, slots=True)
+class Mesh:
+    """One rank's view of the plan: its place, its groups by members, and how it sends to other ranks."""
+
+    place: Place
+    device: torch.device
+    reductions: tuple[Reduction, ...]
+    """All reductions of the plan that this rank is a member of, those without another member too."""
+    groups: Mapping[tuple[int, ...], dist.ProcessGroup]
+    """Groups of more than one rank that this rank is in, by members; all ranks are the default group."""
+    transport: Transport
+    num_ranks: int
+
+    @classmethod
+    def form(cls, plan: Plan, ties: Ties, rank: int, device: torch.device) -> "Mesh":
+        """Make every group on every rank, in ascending order of members, once for each distinct set.
+
+        With a single rank no process group is needed, nor made.
+        """
+        num_ranks = len(plan.devices)
+        sums = reductions(plan, ties)
+        groups = _groups((r.members for r in sums), rank, num_ranks)
+        mine = tuple(r for r in sums if rank in r.members)
+        transport = _transport(plan, rank, device)
+        return cls(places(plan)[rank], device, mine, groups, transport, num_ranks)
+
+    @property
+    def world(self) -> dist.ProcessGroup | None:
+        """The default group, or None for a single rank."""
+        return self.groups.get(tuple(range(self.num_ranks)))
+
+    def close(self) -> None:
+        """Destroy the groups that were made; the default group stays with whoever made it."""
+        for group in self.groups.values():
+            if group is not self.world:
+                dist.destroy_process_group(group)
+
+
+def _groups(
+    members: Iterable[tuple[int, ...]], rank: int, num_ranks: int
+) -> dict[tuple[int, ...], dist.ProcessGroup]:
+    everyone = tuple(range(num_ranks))
+    if num_ranks == 1:
+        return {}
+    made = {ranks: dist.new_group(list(ranks)) for ranks in _distinct(members) if ranks != everyone}
+    world = dist.group.WORLD
+    assert world is not None
+    return {everyone: world, **{ranks: group for ranks, group in made.items() if rank in ranks}}
+
+
+def _distinct(members: Iterable[tuple[int, ...]]) -> list[tuple[int, ...]]:
+    return sorted({ranks for ranks in members if len(ranks) > 1})
+
+
+def _transport(plan: Plan, rank: int, device: torch.device) -> Transport:
+    if device.type != "cuda":
+        return GlooTransport()
+    return NcclTransport.form(_neighbours(plan), rank, device)
+
+
+def _neighbours(plan: Plan) -> Iterator[tuple[int, int]]:
+    """All ordered pairs of ranks on two sides of a boundary: a short batch may need any of them."""
+    ranks = ranks_of_stages(plan)
+    for p, pipeline in enumerate(plan.pipelines):
+        for s in range(len(pipeline.stages) - 1):
+            for pair in product(ranks[p, s], ranks[p, s + 1]):
+                yield pair
+                yield pair[::-1]

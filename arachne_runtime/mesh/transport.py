@@ -1,0 +1,81 @@
+"""Messages between two ranks: gloo with tags on the world group, NCCL with a communicator a direction."""
+
+from collections.abc import Iterable, Mapping
+from typing import Protocol
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+
+class Transport(Protocol):
+    """Starts messages; each returns at once with the work to wait on."""
+
+    matches_in_order: bool
+    """Whether messages of a pair are matched by the order of their posts, so that tags mean nothing."""
+
+    def send(self, tensor: Tensor, receiver: int, tag: int) -> dist.Work:
+        """Start sending a contiguous tensor."""
+        ...
+
+    def receive(self, tensor: Tensor, sender: int, tag: int) -> dist.Work:
+        """Start receiving into a contiguous tensor."""
+        ...
+
+
+class GlooTransport:
+    """Tagged messages on the default group; they may be received in any order."""
+
+    matches_in_order = False
+
+    def send(self, tensor: Tensor, receiver: int, tag: int) -> dist.Work:
+        """Start sending; gloo reads the memory until the work has ended."""
+        work = dist.isend(tensor, receiver, tag=tag)
+        assert work is not None
+        return work
+
+    def receive(self, tensor: Tensor, sender: int, tag: int) -> dist.Work:
+        """Start receiving."""
+        work = dist.irecv(tensor, sender, tag=tag)
+        assert work is not None
+        return work
+
+
+class NcclTransport:
+    """A communicator for each ordered pair, so that opposite messages never wait for one another.
+
+    NCCL ignores tags and matches the messages of a communicator in order: both sides post in the total order.
+    """
+
+    matches_in_order = True
+
+    def __init__(self, pairs: Mapping[tuple[int, int], dist.ProcessGroup]) -> None:
+        self._pairs = dict(pairs)
+
+    @classmethod
+    def form(cls, pairs: Iterable[tuple[int, int]], rank: int, device: torch.device) -> "NcclTransport":
+        """Make the communicators of all (sender, receiver) ``pairs``, on every rank in the same order.
+
+        Each is used once, since NCCL connects at the first message; without it the first step would wait.
+        """
+        groups = {pair: dist.new_group(sorted(pair), backend="nccl") for pair in sorted(set(pairs))}
+        transport = cls({pair: group for pair, group in groups.items() if rank in pair})
+        for sender, receiver in transport._pairs:
+            probe = torch.zeros(1, device=device)
+            if rank == sender:
+                transport.send(probe, receiver, 0).wait()
+            else:
+                transport.receive(probe, sender, 0).wait()
+        return transport
+
+    def send(self, tensor: Tensor, receiver: int, tag: int) -> dist.Work:
+        """Start sending on the communicator of this direction."""
+        work = dist.isend(tensor, receiver, group=self._pairs[dist.get_rank(), receiver])
+        assert work is not None
+        return work
+
+    def receive(self, tensor: Tensor, sender: int, tag: int) -> dist.Work:
+        """Start receiving on the communicator of this direction."""
+        work = dist.irecv(tensor, sender, group=self._pairs[sender, dist.get_rank()])
+        assert work is not None
+        return work
