@@ -87,13 +87,6 @@ class ModelParts:
         """Blocks of the model, 0..L-1 in the order of execution."""
         return len(self._blocks)
 
-    def modules(self) -> Iterator[tuple[int, str, nn.Module]]:
-        """Every module of every block: (block, name in the block, module with parameters on meta)."""
-        for block in self._blocks:
-            for prefix, part in block.parts:
-                for name, module in part.named_modules(prefix=prefix):
-                    yield block.index, name, module
-
     def parameters_of(self, block: int) -> tuple[ParameterInfo, ...]:
         """Every parameter of a block, those it shares with other blocks included."""
         own = self._blocks[block]
