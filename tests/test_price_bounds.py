@@ -1,6 +1,7 @@
 """Bounds of the price, and the price itself against a simulator that is too simple to be wrong."""
 
 import random
+from itertools import pairwise
 from statistics import mean
 
 import pytest
@@ -66,7 +67,7 @@ def any_stages(draw: st.DrawFn) -> Stages:
             for b in range(after)
             if a % after == b or b % before == a or draw(st.booleans())
         ]
-        for before, after in zip(widths, widths[1:], strict=False)
+        for before, after in pairwise(widths)
     ]
     return tuple(
         tuple(
