@@ -1,3 +1,89 @@
-"""Train one PyTorch model on unequal devices: the runtime, and the nouns it shares with the planner."""
+"""Train one PyTorch model on unequal devices: the runtime, and the nouns it shares with the planner.
+
+Names are imported when they are first used, so ``import arachne_runtime`` is quick and works without torch.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from .data import StepBatch
+    from .engine import Engine, StepReport
+    from .errors import (
+        ArachneError,
+        InvalidFileError,
+        ModelError,
+        NoFeasiblePlanError,
+        NotMeasuredError,
+        UnsupportedEnvironmentError,
+        UnsupportedPlanError,
+        UsageError,
+        WorkerFailedError,
+    )
+    from .model import ModelParts, Workload, pipelined
+    from .plan.cluster import Cluster
+    from .plan.files import read_cluster, read_model, read_plan, read_profile
+    from .plan.model import ModelSpec
+    from .plan.plan import Pipeline, Plan, Replica, ScheduleKind, Stage
+    from .plan.profile import Profile
+    from .session import Session
 
 __version__ = "0.1.0"
+
+__all__ = [
+    "ArachneError",
+    "Cluster",
+    "Engine",
+    "InvalidFileError",
+    "ModelError",
+    "ModelParts",
+    "ModelSpec",
+    "NoFeasiblePlanError",
+    "NotMeasuredError",
+    "Pipeline",
+    "Plan",
+    "Profile",
+    "Replica",
+    "ScheduleKind",
+    "Session",
+    "Stage",
+    "StepBatch",
+    "StepReport",
+    "UnsupportedEnvironmentError",
+    "UnsupportedPlanError",
+    "UsageError",
+    "WorkerFailedError",
+    "Workload",
+    "__version__",
+    "pipelined",
+    "read_cluster",
+    "read_model",
+    "read_plan",
+    "read_profile",
+]
+
+_NAMES = {
+    ".data": ("StepBatch",),
+    ".engine": ("Engine", "StepReport"),
+    ".errors": tuple(name for name in __all__ if name.endswith("Error")),
+    ".model": ("ModelParts", "Workload", "pipelined"),
+    ".plan.cluster": ("Cluster",),
+    ".plan.files": ("read_cluster", "read_model", "read_plan", "read_profile"),
+    ".plan.model": ("ModelSpec",),
+    ".plan.plan": ("Pipeline", "Plan", "Replica", "ScheduleKind", "Stage"),
+    ".plan.profile": ("Profile",),
+    ".session": ("Session",),
+}
+_HOME = {name: module for module, names in _NAMES.items() for name in names}
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value: object = getattr(import_module(_HOME[name], __name__), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,1 +1,310 @@
 """What a training script holds: the plan, the ranks, and an engine made from them."""
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.utils.data import Dataset
+
+from .data import GlobalOrder, LoaderSettings, StepBatch, default_inputs, load_steps
+from .data.loader import num_samples_of
+from .engine import Engine
+from .engine.engine import Optimizers, Schedule
+from .errors import UnsupportedEnvironmentError, UsageError
+from .measure.recorder import Recorder
+from .model import ModelParts
+from .plan.cluster import index_of
+from .plan.files import read_plan
+from .plan.placement import holding, places, rank_order
+from .plan.plan import Pipeline, Plan, Replica, Stage
+from .units import Seconds
+
+DEFAULT_TIMEOUT_S: Seconds = 600.0
+"""How long a collective may wait for the other ranks; a first step may compile and read much."""
+LONE_DEVICE = "local:0"
+"""Name of the device where one process trains without a plan."""
+ANY_BATCH = 2**31 - 1
+"""Global batch of the plan of a lone process: it takes a batch of any number of rows, whole."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Surroundings:
+    """What the launcher told this process."""
+
+    rank: int
+    world_size: int
+    plan: Path | None
+    trace: Path | None
+
+    @classmethod
+    def here(cls) -> "Surroundings":
+        """From the process group if there is one, else from the variables that the launcher set."""
+        joined = dist.is_initialized()
+        return cls(
+            rank=dist.get_rank() if joined else int(os.environ.get("RANK", "0")),
+            world_size=dist.get_world_size() if joined else int(os.environ.get("WORLD_SIZE", "1")),
+            plan=_path(os.environ.get("ARACHNE_PLAN")),
+            trace=_path(os.environ.get("ARACHNE_TRACE")),
+        )
+
+
+class Session:
+    """One training job as this rank sees it; use it as a context manager.
+
+        with arachne.Session() as session:
+            engine = session.engine(
+                lambda: GPT(config), optimizer=lambda p: torch.optim.AdamW(p, lr=3e-4), loss=loss_fn
+            )
+            for batch in session.batches(dataset, global_batch=512, seed=0):
+                report = engine.step(batch)
+                session.print(report.step, report.loss)
+
+    The same script runs under ``arachne run plan.json -- train.py`` (plan and ranks come from the launcher),
+    under ``torchrun`` with ``Session("plan.json")``, and alone without a plan: then one process trains the
+    whole model.
+
+    Args:
+        plan: A plan, or its file; default: the launcher's.
+        device: Where this rank computes; default: the CUDA device with the plan's index, or the CPU where
+            there is no CUDA.
+        trace: Folder for the records of every action, ``rank-<r>.jsonl``; default: the launcher's, or none.
+        timeout_s: How long a collective may wait for the other ranks.
+
+    Raises:
+        InvalidFileError: The plan's file has faults.
+        UsageError: The number of processes is not the number of the plan's devices.
+        UnsupportedEnvironmentError: This machine lacks the plan's CUDA device.
+
+    """
+
+    def __init__(
+        self,
+        plan: Plan | Path | str | None = None,
+        *,
+        device: torch.device | str | None = None,
+        trace: Path | str | None = None,
+        timeout_s: Seconds = DEFAULT_TIMEOUT_S,
+    ) -> None:
+        around = Surroundings.here()
+        self.rank = around.rank
+        self.world_size = around.world_size
+        self.plan = _find_plan(plan, around)
+        """The plan; None for a lone process without one, until its engine is made."""
+        _refuse_world(self.plan, self.world_size)
+        self.device = _choose_device(device, self.plan, self.rank)
+        self._trace = Path(trace) if trace is not None else around.trace
+        self._timeout_s = timeout_s
+        self._engine: Engine | None = None
+        self._open = ExitStack()
+        self._entered = False
+
+    def __enter__(self) -> "Session":
+        if self.device.type == "cuda":
+            torch.cuda.set_device(self.device)
+        if self.world_size > 1 and not dist.is_initialized():
+            backend = "nccl" if self.device.type == "cuda" else "gloo"
+            dist.init_process_group(backend, timeout=timedelta(seconds=self._timeout_s))
+            self._open.callback(dist.destroy_process_group)
+        self._entered = True
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        with self._open:
+            self._entered = False
+            if error is not None:
+                self._annotate(error)
+            elif self.world_size > 1:
+                dist.barrier()  # a group that goes while another rank still receives fails that rank
+
+    def engine(
+        self,
+        model: Callable[[], nn.Module] | ModelParts,
+        *,
+        optimizer: Optimizers,
+        loss: Callable[[Any, Any], Tensor],
+        inputs: Callable[[Any], tuple[Tensor, ...]] = default_inputs,
+        clip_norm: float | None = None,
+        lr_schedule: Callable[[torch.optim.Optimizer], Schedule] | None = None,
+        num_items: Callable[[Any], int] | None = None,
+        seed: int = 0,
+        dtype: torch.dtype | None = None,
+        stochastic: bool = False,
+    ) -> Engine:
+        """Build this rank's blocks and what trains them; every rank calls it, with the same arguments.
+
+        Args:
+            model: Constructs a class marked with ``pipelined``, or an ``nn.Sequential``; only this rank's
+                blocks are allocated.
+            optimizer: Makes the optimizer from this rank's parameters: ``lambda p: torch.optim.AdamW(p)``.
+            loss: ``loss(output, batch)``: the mean over the samples it is given (a sum with ``num_items``).
+            inputs: What the first block is called with, from a batch; default: its first item, or its
+                ``inputs``, ``input_ids`` or ``x``.
+            clip_norm: Clip gradients to this norm, taken over the whole model.
+            lr_schedule: Makes a learning-rate schedule from the optimizer; it steps once a step.
+            num_items: Counts the items (tokens) of a batch; the loss is then divided by the global count.
+            seed: First values of the parameters follow from it and from nothing else, whatever the plan.
+            dtype: Dtype of parameters and floating-point buffers; default: the model's own.
+            stochastic: Allow dropout and the like, whose result depends on the plan.
+
+        Raises:
+            ModelError: A model that cannot be cut, built or initialised block by block.
+            UnsupportedPlanError: A plan or model that cannot be run exactly.
+            UsageError: The plan is for another number of blocks.
+
+        """
+        if not self._entered:
+            raise UsageError("a session starts with its `with` block: with arachne.Session() as session: ...")
+        parts = model if isinstance(model, ModelParts) else ModelParts.of(model)
+        if self.plan is None:
+            self.plan = lone_plan(parts.num_blocks)
+        recorder = None
+        if self._trace is not None:
+            recorder = Recorder(self._trace, rank=self.rank, plan=self.plan, device=self.device)
+            self._open.enter_context(recorder)
+        self._engine = Engine(
+            self.plan,
+            parts,
+            optimizer=optimizer,
+            loss=loss,
+            inputs=inputs,
+            clip_norm=clip_norm,
+            lr_schedule=lr_schedule,
+            num_items=num_items,
+            seed=seed,
+            device=self.device,
+            dtype=dtype,
+            stochastic=stochastic,
+            recorder=recorder,
+        )
+        return self._engine
+
+    def batches(
+        self,
+        dataset: Dataset[Any],
+        global_batch: int,
+        *,
+        seed: int = 0,
+        epochs: int = 1,
+        start: int = 0,
+        drop_last: bool = False,
+        collate_fn: Callable[[list[Any]], Any] | None = None,
+        num_workers: int = 0,
+    ) -> Iterator[StepBatch]:
+        """The batches of some epochs, in the one order that ``(seed, epoch)`` gives under every plan.
+
+        Each batch stands for ``global_batch`` samples (fewer in the last of an epoch), of which this rank
+        loads those that it needs.
+
+        Args:
+            dataset: Has ``__len__`` and ``__getitem__``; every rank opens the same.
+            global_batch: Samples of a step, over all ranks: the plan's.
+            seed: Seed of the order.
+            epochs: How often every sample is visited.
+            start: Steps already done, over all epochs: the first batch is the one behind them.
+            drop_last: Leave out the last batch of an epoch where it would be short.
+            collate_fn: Makes a batch of a list of samples, as in ``torch.utils.data.DataLoader``.
+            num_workers: Processes that load ahead.
+
+        Raises:
+            UsageError: A ``global_batch`` that is not the plan's, a dataset without a length, no engine yet.
+
+        """
+        if self._engine is None:
+            raise UsageError(
+                "which rows this rank needs depends on its stage: call session.engine(...) before"
+            )
+        plan = self._engine.plan
+        if plan.devices != (LONE_DEVICE,) and global_batch != plan.global_batch:
+            raise UsageError(
+                f"global_batch={global_batch}, but the plan is for {plan.global_batch}; pass "
+                f"global_batch={plan.global_batch}, or plan again with --global-batch {global_batch}"
+            )
+        order = GlobalOrder(
+            num_samples=num_samples_of(dataset), global_batch=global_batch, seed=seed, drop_last=drop_last
+        )
+        steps = epochs * order.steps_per_epoch
+        if not 0 <= start <= steps:
+            raise UsageError(f"start={start} is not within the {steps} steps of {epochs} epochs")
+        settings = LoaderSettings(
+            collate_fn=collate_fn, num_workers=num_workers, pin_memory=self.device.type == "cuda"
+        )
+        return load_steps(dataset, order, range(start, steps), self._engine.needed_rows, settings)
+
+    def print(self, *values: object) -> None:
+        """Print on rank 0 only, at once."""
+        if self.rank == 0:
+            print(*values, flush=True)
+
+    def _annotate(self, error: BaseException) -> None:
+        """Say which rank an error leaves, unless the engine has said so."""
+        if self.plan is None or any(note.startswith("rank ") for note in getattr(error, "__notes__", ())):
+            return
+        place = places(self.plan)[self.rank]
+        first, stop = holding(self.plan, place)[1].layers
+        error.add_note(
+            f"rank {self.rank} of {self.world_size} ({place.device}), stage {place.stage} of pipeline "
+            f"{place.pipeline}, blocks {first}:{stop}"
+        )
+
+
+def lone_plan(num_blocks: int) -> Plan:
+    """The plan of one process that trains the whole model, whatever the number of rows of a batch."""
+    replica = Replica(devices=(LONE_DEVICE,), share=ANY_BATCH)
+    stage = Stage(layers=(0, num_blocks), replicas=(replica,))
+    pipeline = Pipeline(micro_batches=1, micro_batch=ANY_BATCH, stages=(stage,))
+    return Plan(model="", global_batch=ANY_BATCH, sequence=1, pipelines=(pipeline,))
+
+
+def _path(text: str | None) -> Path | None:
+    return Path(text) if text else None
+
+
+def _find_plan(asked: Plan | Path | str | None, around: Surroundings) -> Plan | None:
+    """The script's plan, or the launcher's; UsageError where both speak and differ."""
+    mine = asked if isinstance(asked, Plan) or asked is None else read_plan(Path(asked))
+    launched = read_plan(around.plan) if around.plan is not None else None
+    if mine is not None and launched is not None and mine != launched:
+        raise UsageError(
+            f"the script asks for another plan than the one it was launched with, {around.plan}; "
+            "use arachne.Session() without a plan under `arachne run`"
+        )
+    return mine or launched
+
+
+def _refuse_world(plan: Plan | None, world_size: int) -> None:
+    if plan is None and world_size > 1:
+        raise UsageError(
+            f'{world_size} processes and no plan to share the work: use arachne.Session("plan.json"), or '
+            "start with `arachne run plan.json -- train.py`"
+        )
+    if plan is not None and len(plan.devices) != world_size:
+        count = len(plan.devices)
+        raise UsageError(
+            f"the plan uses {count} devices ({', '.join(rank_order(plan))}), but there are {world_size} "
+            f"processes; start one a device: `arachne run plan.json -- train.py`, or `torchrun "
+            f"--nproc-per-node {count} train.py`"
+        )
+
+
+def _choose_device(asked: torch.device | str | None, plan: Plan | None, rank: int) -> torch.device:
+    if asked is not None:
+        return torch.device(asked)
+    if not torch.cuda.is_available():
+        return torch.device("cpu")
+    name = rank_order(plan)[rank] if plan else LONE_DEVICE
+    if index_of(name) >= torch.cuda.device_count():
+        raise UnsupportedEnvironmentError(
+            f"rank {rank} is {name}, but this machine has {torch.cuda.device_count()} CUDA devices; "
+            "plan for the devices that are there, or pass Session(device='cpu')"
+        )
+    return torch.device("cuda", index_of(name))

@@ -1,6 +1,7 @@
 """From a user's model to blocks: what is cut, named, tied, allocated and run."""
 
 import threading
+import weakref
 from collections.abc import Callable, Mapping
 from itertools import pairwise
 
@@ -10,7 +11,7 @@ from torch import Tensor, nn
 
 from arachne_runtime.errors import ModelError
 from arachne_runtime.model import ModelParts, StageModule, pipelined
-from arachne_runtime.model.construct import parameters_on_meta
+from arachne_runtime.model.construct import construct, parameters_on_meta
 from tests.models import GPT
 
 CPU = torch.device("cpu")
@@ -83,6 +84,21 @@ def test_buffers_of_constructors_survive() -> None:
     assert stage.blocks["1"].hidden.tolist() == torch.ones(8, 8).triu(1).bool().tolist()
     assert parts.context is not None
     assert torch.equal(parts.context(torch.zeros(1, 3))["cos"], GPT().cos[:3])
+
+
+def test_construction_keeps_no_memory_but_that_of_buffers() -> None:
+    alive: list[weakref.ref[torch.UntypedStorage]] = []
+
+    class Masked(nn.Linear):
+        def __init__(self) -> None:
+            super().__init__(2, 2)
+            scratch = torch.zeros(8, 8)
+            alive.append(weakref.ref(scratch.untyped_storage()))
+            self.register_buffer("mask", scratch.fill_(1).triu(1).bool())
+
+    built = construct(lambda: nn.Sequential(Masked()))
+    assert built.log.of(built.model[0].weight)
+    assert alive[0]() is None
 
 
 def test_stages_do_not_share_memory() -> None:

@@ -36,7 +36,7 @@ def construct(factory: Callable[[], nn.Module]) -> Construction:
             buffers cannot be built this way.
 
     """
-    log = WriteLog()
+    log = WriteLog("meta")
     with torch.random.fork_rng(devices=[]), parameters_on_meta(), log:
         torch.manual_seed(_CONSTRUCTION_SEED)
         try:

@@ -35,7 +35,7 @@ def initial_values(block: Block, seed: int, init: InitFunction | None) -> dict[s
     empty = {id(p): torch.empty(p.shape, dtype=p.dtype) for p in block.parameters().values()}
     give_values([alone], [block], empty)
     before = alone.parameters()
-    with torch.random.fork_rng(devices=[]), WriteLog() as log:
+    with torch.random.fork_rng(devices=[]), WriteLog("cpu") as log:
         torch.manual_seed(block_seed(seed, block.index))
         initialise(alone, init)
     values = alone.parameters()
@@ -95,7 +95,7 @@ def check_initialisation(blocks: Sequence[Block], built: WriteLog) -> dict[int, 
     sources: dict[int, int] = {}
     refused: dict[int, ModelError] = {}
     for block in blocks:
-        with WriteLog() as log:
+        with WriteLog("meta") as log:
             initialise(block, None)
         for name, module, attribute, parameter in block.holders():
             fault = _fault(block, name, module, attribute, built.of(parameter), log.of(parameter))

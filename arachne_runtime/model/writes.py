@@ -19,13 +19,14 @@ class Write:
 
 
 class WriteLog(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """While it is active, every in-place write is noted under the storage it changed.
+    """While it is active, every in-place write to a tensor on one type of device is noted by storage.
 
     A clone of a tensor inherits its history, since a copied layer is initialised as its original was.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, device_type: str) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
+        self._device_type = device_type
         self._writes: dict[int, list[Write]] = {}
         self._kept: list[torch.UntypedStorage] = []
 
@@ -39,6 +40,8 @@ class WriteLog(TorchDispatchMode):  # type: ignore[no-untyped-call]
         kwargs = kwargs or {}
         result = func(*args, **kwargs)
         for target in _targets(func, args, kwargs):
+            if target.device.type != self._device_type:
+                continue
             self._history(target).append(_write(func, target, (*args, *kwargs.values())))
         if func.overloadpacket in _COPIES and self.of(args[0]):
             self._history(result)[:] = self.of(args[0])

@@ -1,0 +1,236 @@
+"""A training script alone, under torchrun, and inside ranks: same losses, and what is refused."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import msgspec
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+
+import arachne_runtime as arachne
+from arachne_runtime.plan.files import write
+from arachne_runtime.plan.plan import Pipeline, Plan, Replica, Stage
+from arachne_runtime.session import LONE_DEVICE
+from arachne_runtime.testing import run_ranks
+from launch.torchrun import free_port
+from tests import train_gpt
+
+ROOT = Path(__file__).parents[1]
+
+
+def stage(first: int, stop: int, **shares: int) -> Stage:
+    replicas = tuple(
+        Replica(devices=(f"{name[0]}:{name[1:]}",), share=share) for name, share in shares.items()
+    )
+    return Stage(layers=(first, stop), replicas=replicas)
+
+
+UNEQUAL = Plan(
+    model="gpt",
+    global_batch=9,
+    sequence=8,
+    pipelines=(
+        Pipeline(micro_batches=3, micro_batch=2, stages=(stage(0, 2, a0=2), stage(2, 5, b1=2))),
+        Pipeline(micro_batches=1, micro_batch=3, stages=(stage(0, 5, b0=3),)),
+    ),
+)
+"""Two unlike pipelines on three devices, for the five blocks and the batches of train_gpt."""
+
+
+@pytest.fixture(autouse=True)
+def _alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("RANK", "WORLD_SIZE", "ARACHNE_PLAN", "ARACHNE_TRACE"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def torchrun(num_ranks: int, *command: str) -> subprocess.CompletedProcess[str]:
+    start = (
+        "-m",
+        "torch.distributed.run",
+        "--nproc-per-node",
+        str(num_ranks),
+        "--master-port",
+        str(free_port()),
+    )
+    variables = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    return subprocess.run(
+        [sys.executable, *start, *command],
+        env=variables,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+def test_script_under_torchrun_with_unlike_pipelines_equals_one_process(tmp_path: Path) -> None:
+    write(UNEQUAL, tmp_path / "plan.json")
+    train_gpt.main(str(tmp_path / "one.json"))
+    done = torchrun(
+        3, str(ROOT / "tests/train_gpt.py"), str(tmp_path / "three.json"), str(tmp_path / "plan.json")
+    )
+    assert done.returncode == 0, done.stderr
+    one, three = (json.loads((tmp_path / name).read_text()) for name in ("one.json", "three.json"))
+    assert [rows for rows, *_ in one] == [9, 9, 4, 9, 9, 4]
+    assert one[0][1] > one[-1][1]
+    torch.testing.assert_close(torch.tensor(three), torch.tensor(one), rtol=1e-4, atol=1e-5)
+    assert done.stdout.count("step 0 loss") == 1
+
+
+def little() -> nn.Module:
+    return nn.Sequential(nn.Linear(2, 4), nn.ReLU(), nn.Linear(4, 1))
+
+
+def make_engine(session: arachne.Session, model=little) -> arachne.Engine:
+    return session.engine(
+        model,
+        optimizer=lambda p: torch.optim.SGD(p, lr=0.1),
+        loss=lambda output, batch: output.square().mean(),
+    )
+
+
+LITTLE = msgspec.structs.replace(
+    UNEQUAL,
+    global_batch=4,
+    pipelines=(Pipeline(micro_batches=2, micro_batch=2, stages=(stage(0, 1, a0=2), stage(1, 3, b0=2))),),
+)
+
+
+def train_little(start: int, trace: Path | None = None) -> tuple[list[int], list[float], str]:
+    with arachne.Session(LITTLE, device="cpu", trace=trace) as session:
+        engine = make_engine(session)
+        data = torch.arange(20.0).view(10, 2) / 20
+        batches = list(session.batches(data, global_batch=4, seed=3, start=start))
+        losses = [engine.step(batch).loss for batch in batches]
+        return [batch.num_rows for batch in batches], losses, str(engine.stage.block_range)
+
+
+def test_each_rank_builds_its_blocks_and_a_start_skips_steps(tmp_path: Path) -> None:
+    (rows, losses, first), (_, others, last) = run_ranks(2, train_little, 1, tmp_path)
+    assert rows == [4, 2]
+    assert losses == others
+    assert (first, last) == ("range(0, 1)", "range(1, 3)")
+    for rank in range(2):
+        records = [json.loads(line) for line in (tmp_path / f"rank-{rank}.jsonl").read_text().splitlines()]
+        assert {record["step"] for record in records} == {0, 1}
+        assert {record["rank"] for record in records} == {rank}
+
+
+def own_group(port: int, fail: bool) -> tuple[bool, bool, list[str]]:
+    """A rank whose session makes the process group itself, from the variables of torchrun."""
+    rank, world_size = dist.get_rank(), dist.get_world_size()
+    dist.destroy_process_group()
+    os.environ.update(
+        MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), RANK=str(rank), WORLD_SIZE=str(world_size)
+    )
+    try:
+        with arachne.Session(LITTLE, device="cpu"):
+            inside = dist.is_initialized()
+            if fail:
+                raise ArithmeticError("of the script")
+    except ArithmeticError as error:
+        return inside, dist.is_initialized(), error.__notes__
+    finally:
+        for name in ("MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE"):
+            del os.environ[name]
+    return inside, dist.is_initialized(), []
+
+
+def test_the_process_group_is_made_and_destroyed() -> None:
+    assert run_ranks(2, own_group, free_port(), False) == [(True, False, [])] * 2
+
+
+def test_an_error_leaves_with_rank_device_and_stage_and_no_process_group() -> None:
+    notes = [
+        ["rank 0 of 2 (a:0), stage 0 of pipeline 0, blocks 0:1"],
+        ["rank 1 of 2 (b:0), stage 1 of pipeline 0, blocks 1:3"],
+    ]
+    assert run_ranks(2, own_group, free_port(), True) == [(True, False, note) for note in notes]
+
+
+def test_without_a_plan_one_process_trains_the_whole_model() -> None:
+    with arachne.Session(device="cpu") as session:
+        engine = make_engine(session)
+        assert session.plan is not None
+        assert (session.plan.devices, session.plan.num_blocks) == ((LONE_DEVICE,), 3)
+        sizes = [len(batch.rows(range(batch.num_rows))) for batch in session.batches(torch.ones(5, 2), 3)]
+        assert sizes == [3, 2]
+        assert engine.step(torch.ones(7, 2)).num_rows == 7
+
+
+def test_plan_and_trace_come_from_the_launcher(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(LITTLE, tmp_path / "plan.json")
+    monkeypatch.setenv("ARACHNE_PLAN", str(tmp_path / "plan.json"))
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("RANK", "1")
+    session = arachne.Session(device="cpu")
+    assert (session.plan, session.rank, session.world_size) == (LITTLE, 1, 2)
+    assert arachne.Session(LITTLE, device="cpu").plan == LITTLE
+    with pytest.raises(
+        arachne.UsageError, match=r"another plan than the one it was launched with, .*plan\.json"
+    ):
+        arachne.Session(UNEQUAL)
+
+
+def test_only_rank_0_prints(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    for rank in ("0", "1"):
+        monkeypatch.setenv("RANK", rank)
+        arachne.Session(LITTLE, device="cpu").print("from", rank)
+    assert capsys.readouterr().out == "from 0\n"
+
+
+def test_a_world_unlike_the_plan_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(
+        arachne.UsageError, match=r"uses 2 devices \(a:0, b:0\), but there are 1 processes; .*node 2"
+    ):
+        arachne.Session(LITTLE)
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    with pytest.raises(arachne.UsageError, match="4 processes and no plan to share the work"):
+        arachne.Session()
+
+
+ALONE = msgspec.structs.replace(
+    LITTLE, pipelines=(Pipeline(micro_batches=2, micro_batch=2, stages=(stage(0, 3, a0=2),)),)
+)
+
+
+def test_a_batch_unlike_the_plan_is_refused() -> None:
+    with arachne.Session(ALONE, device="cpu") as session:
+        make_engine(session)
+        with pytest.raises(
+            arachne.UsageError, match="global_batch=8, but the plan is for 4; pass global_batch=4"
+        ):
+            session.batches(torch.ones(5, 2), 8)
+        with pytest.raises(arachne.UsageError, match="start=3 is not within the 2 steps of 1 epochs"):
+            session.batches(torch.ones(5, 2), 4, start=3)
+        assert len(list(session.batches(torch.ones(5, 2), 4))) == 2
+
+
+def test_calls_in_the_wrong_order_are_refused() -> None:
+    with pytest.raises(arachne.UsageError, match="a session starts with its `with` block"):
+        make_engine(arachne.Session(ALONE, device="cpu"))
+    with (
+        arachne.Session(ALONE, device="cpu") as session,
+        pytest.raises(arachne.UsageError, match=r"call session\.engine\(\.\.\.\) before"),
+    ):
+        session.batches(torch.ones(5, 2), 4)
+
+
+def test_a_missing_cuda_device_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    away = msgspec.structs.replace(
+        ALONE, pipelines=(Pipeline(micro_batches=2, micro_batch=2, stages=(stage(0, 3, a3=2),)),)
+    )
+    with pytest.raises(
+        arachne.UnsupportedEnvironmentError, match="rank 0 is a:3, but this machine has 2 CUDA"
+    ):
+        arachne.Session(away)
+    assert arachne.Session(ALONE).device == torch.device("cuda:0")
+    assert arachne.Session(away, device="cpu").device == torch.device("cpu")
