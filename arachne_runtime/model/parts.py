@@ -134,7 +134,7 @@ class ModelParts:
         """The user's own module, all of it, with the values that the stages of every plan start from."""
         model = copy.deepcopy(self._model)
         self._fill(find_blocks(model, self._layout), self._blocks, torch.device(device), seed, dtype)
-        return model
+        return model.to(device=device, dtype=dtype)  # buffers beside the blocks too
 
     @torch.no_grad()
     def verify(
