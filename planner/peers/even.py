@@ -1,0 +1,47 @@
+"""Even data parallelism: every device holds the whole model and takes the same share, as with plain DDP.
+
+Unlike DDP it does not need a batch that divides: what is left over goes to the first devices, one sample each.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from arachne_runtime.plan.plan import Pipeline, Plan, Replica, ScheduleKind, Stage
+from arachne_runtime.plan.shares import largest_remainder
+
+from ..request import Request
+from .strategy import best
+
+
+@dataclass(frozen=True, slots=True)
+class Even:
+    """All devices, one stage, equal shares; gradient accumulation and recomputation where memory asks for it."""
+
+    name: str = "even"
+
+    def propose(self, request: Request) -> Plan | None:
+        """The fastest of its plans; None where the model fits no device, or the batch has too few samples."""
+        return best(_plans(request, recompute=False), request) or best(_plans(request, recompute=True), request)
+
+
+def propose(request: Request) -> Plan | None:
+    """``Even().propose``."""
+    return Even().propose(request)
+
+
+def _plans(request: Request, *, recompute: bool) -> Iterator[Plan]:
+    devices = request.cluster.devices
+    batch = request.global_batch
+    for steps in range(1, batch // len(devices) + 1):
+        if batch % steps == 0:
+            shares = largest_remainder(batch // steps, [1] * len(devices))
+            replicas = tuple(Replica(devices=(d,), share=n) for d, n in zip(devices, shares, strict=True))
+            stage = Stage(layers=(0, len(request.model.blocks)), recompute=recompute, replicas=replicas)
+            pipeline = Pipeline(micro_batches=steps, micro_batch=sum(shares), stages=(stage,))
+            yield Plan(
+                model=request.model.name,
+                global_batch=batch,
+                sequence=request.model.sequence,
+                schedule=ScheduleKind.ONE_F_ONE_B,
+                pipelines=(pipeline,),
+            )

@@ -1,0 +1,167 @@
+"""Templates: how many devices of which type stand in which stage of which pipeline; no number that can be computed.
+
+A template knows types and counts only; ``planner.layout`` gives it concrete devices.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import permutations, product
+
+Counts = tuple[int, ...]
+"""Devices by pool (node or device type), in a fixed order of the pools."""
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Group:
+    """Alike replicas of one stage."""
+
+    device: str
+    """Device type."""
+    tp: int
+    """Devices of each replica; they share a node."""
+    width: int
+    """Number of replicas."""
+
+    @property
+    def num_devices(self) -> int:
+        """Devices of all its replicas."""
+        return self.tp * self.width
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class StageTemplate:
+    """One stage: usually one group, several where unlike replicas share the work of a stage."""
+
+    groups: tuple[Group, ...]
+
+    @property
+    def width(self) -> int:
+        """Number of replicas."""
+        return sum(group.width for group in self.groups)
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class PipelineTemplate:
+    """The stages of one pipeline, first to last."""
+
+    stages: tuple[StageTemplate, ...]
+
+    @property
+    def depth(self) -> int:
+        """Number of stages."""
+        return len(self.stages)
+
+    def devices(self) -> dict[str, int]:
+        """Devices used, by type."""
+        used: dict[str, int] = {}
+        for stage in self.stages:
+            for group in stage.groups:
+                used[group.device] = used.get(group.device, 0) + group.num_devices
+        return used
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Template:
+    """All pipelines of a plan; devices that no stage takes stay idle."""
+
+    pipelines: tuple[PipelineTemplate, ...]
+
+    def devices(self) -> dict[str, int]:
+        """Devices used, by type."""
+        used: dict[str, int] = {}
+        for pipeline in self.pipelines:
+            for device, count in pipeline.devices().items():
+                used[device] = used.get(device, 0) + count
+        return used
+
+    def __str__(self) -> str:
+        return " + ".join(
+            "[" + " > ".join(" ".join(_group_text(g) for g in s.groups) for s in p.stages) + "]"
+            for p in self.pipelines
+        )
+
+
+def _group_text(group: Group) -> str:
+    return f"{group.width}×{group.device}" + (f"·tp{group.tp}" if group.tp > 1 else "")
+
+
+def vectors_below(pool: Counts) -> Iterator[Counts]:
+    """Every non-zero vector of counts that fits into ``pool``, largest first."""
+    for vector in product(*(range(count, -1, -1) for count in pool)):
+        if any(vector):
+            yield vector
+
+
+def compositions(pool: Counts, max_depth: int) -> Iterator[tuple[Counts, ...]]:
+    """Every ordered way to deal *all* devices of ``pool`` to at most ``max_depth`` stages."""
+    if not any(pool):
+        yield ()
+    elif max_depth:
+        for first in vectors_below(pool):
+            rest = tuple(a - b for a, b in zip(pool, first, strict=True))
+            for tail in compositions(rest, max_depth - 1):
+                yield (first, *tail)
+
+
+def packings(pool: Counts, at_most: Counts | None = None) -> Iterator[tuple[Counts, ...]]:
+    """Every unordered way to deal devices of ``pool`` to pipelines, one vector each; some devices may stay idle."""
+    for first in vectors_below(pool):
+        if at_most is None or first <= at_most:
+            rest = tuple(a - b for a, b in zip(pool, first, strict=True))
+            yield (first,)
+            for tail in packings(rest, first):
+                yield (first, *tail)
+
+
+def uniform_stage(device: str, width: int, tp: int = 1) -> StageTemplate:
+    """A stage of ``width`` alike replicas."""
+    return StageTemplate((Group(device, tp, width),))
+
+
+def mixed_stage(devices: Mapping[str, int]) -> StageTemplate:
+    """A stage that holds so many TP-1 replicas of each type."""
+    return StageTemplate(tuple(Group(d, 1, n) for d, n in devices.items() if n))
+
+
+def replicated(pipeline: PipelineTemplate, copies: int) -> Template:
+    """``copies`` alike pipelines."""
+    return Template((pipeline,) * copies)
+
+
+def run_pipelines(pools: Mapping[str, int], max_depth: int) -> Iterator[tuple[PipelineTemplate, int]]:
+    """Pipelines whose types stand in contiguous runs, each run of equal widths, with how often each fits.
+
+    Every order of every subset of types; for each type every (stages, width) that fits into its pool.
+    """
+    types = [device for device, count in pools.items() if count]
+    for size in range(1, len(types) + 1):
+        for order in permutations(types, size):
+            shapes = [
+                [(d, w) for d in range(1, min(pools[t], max_depth) + 1) for w in range(1, pools[t] // d + 1)]
+                for t in order
+            ]
+            for chosen in product(*shapes):
+                if sum(d for d, _ in chosen) > max_depth:
+                    continue
+                copies = min(pools[t] // (d * w) for t, (d, w) in zip(order, chosen, strict=True))
+                stages = [uniform_stage(t, w) for t, (d, w) in zip(order, chosen, strict=True) for _ in range(d)]
+                yield PipelineTemplate(tuple(stages)), copies
+
+
+def mixed_pipelines(pools: Mapping[str, int], max_depth: int) -> Iterator[tuple[PipelineTemplate, int]]:
+    """Pipelines whose stages all hold the same mix of two or more types, with how often each fits."""
+    types = [device for device, count in pools.items() if count]
+    for mix in vectors_below(tuple(pools[t] for t in types)):
+        if sum(n > 0 for n in mix) < 2:
+            continue
+        most = min(pools[t] // n for t, n in zip(types, mix, strict=True) if n)
+        for depth in range(1, min(most, max_depth) + 1):
+            stage = mixed_stage(dict(zip(types, mix, strict=True)))
+            yield PipelineTemplate((stage,) * depth), most // depth
+
+
+def leftover(pools: Mapping[str, int], used: Mapping[str, int]) -> dict[str, int]:
+    """Devices of each pool that ``used`` leaves idle."""
+    return {device: count - used.get(device, 0) for device, count in pools.items() if count > used.get(device, 0)}
+
+
