@@ -1,6 +1,7 @@
 """Which devices are alike: pools of interchangeable devices, and the permutations of pools that change nothing.
 
-Two devices of a node are alike, and so are two single-device nodes with the same hardware and the same links.
+Two devices of a node are alike, and so are two single-device nodes, neighbours in the
+file, with the same hardware and the same links.
 """
 
 from collections.abc import Iterator, Sequence
@@ -46,11 +47,9 @@ class Pools:
 def find_pools(cluster: Cluster) -> Pools:
     """The pools of a cluster, in the order of its file."""
     classes: list[list[Node]] = []
-    for node in cluster.nodes:
-        for members in classes:
-            if _alike(cluster, members[0], node):
-                members.append(node)
-                break
+    for node in cluster.nodes:  # neighbours in the file only: rings visit nodes in its order
+        if classes and _alike(cluster, classes[-1][0], node):
+            classes[-1].append(node)
         else:
             classes.append([node])
     pools: list[Pool] = []

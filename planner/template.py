@@ -1,6 +1,6 @@
 """Templates: how many devices of which type stand in which stage of which pipeline; no number that can be computed.
 
-A template knows types and counts only; ``planner.layout`` gives it concrete devices.
+A template knows types and counts only; ``planner.place`` gives it concrete devices.
 """
 
 from collections.abc import Iterator, Mapping, Sequence

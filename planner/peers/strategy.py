@@ -5,7 +5,8 @@ from typing import Protocol
 
 from arachne_runtime.plan.plan import Plan
 
-from ..cost import Estimate, price
+from ..cost.estimate import Estimate
+from ..cost.price import price
 from ..request import Request
 
 

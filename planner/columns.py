@@ -1,0 +1,256 @@
+"""Every pipeline that some devices can form, each with a proven lower bound of when its stages are done.
+
+A column fixes stages, cut, micro-batch and count, but not yet shares. Its bound takes for every stage the best shares
+(``Runs`` with floors), for every hop an idle link, for every other stage the fastest replica.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import combinations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from arachne_runtime.plan.cluster import node_of
+from arachne_runtime.plan.plan import ScheduleKind
+from arachne_runtime.units import Seconds
+
+from .cost.links import Link
+from .cost.memory import in_flight
+from .cut import Table
+from .pools import Pools
+from .request import Request
+from .runs import Hardware, Mix, Runs
+from .template import Counts, compositions
+
+Array = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """Stages and cut of a pipeline."""
+
+    stages: tuple[Counts, ...]
+    """Devices of each stage, by pool."""
+    bounds: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A pipeline but for its shares."""
+
+    shape: Shape
+    micro_batch: int
+    micro_batches: int
+    ready_s: tuple[Seconds, ...]
+    """No replica of a stage that sets the pace is done earlier, by stage."""
+    fill_s: tuple[Seconds, ...]
+    """No stage starts earlier."""
+    bound_s: Seconds
+    """The iteration takes at least so long."""
+
+    @property
+    def samples(self) -> int:
+        """Samples of an iteration."""
+        return self.micro_batch * self.micro_batches
+
+
+class Columns:
+    """All columns of a request, by vector of devices."""
+
+    def __init__(self, request: Request, pools: Pools) -> None:
+        self.request = request
+        self.pools = pools
+        self.runs = Runs(request, floors=True)
+        self.hardware = [self.runs.hardware(pool.devices[0]) for pool in pools.pools]
+        self._hops: dict[tuple[Counts, Counts, int], Array] = {}
+        self._fastest: dict[tuple[Mix, int], tuple[Table, Table]] = {}
+
+    def of(self, vector: Counts, kind: ScheduleKind, limit_s: Seconds, exact: bool) -> list[Column]:
+        """Columns on all devices of ``vector`` that may end before ``limit_s``, soonest first.
+
+        ``exact``: only those that take the whole global batch.
+        """
+        by_depth: dict[int, list[tuple[Counts, ...]]] = defaultdict(list)
+        for stages in compositions(vector, self.runs.num_blocks):
+            by_depth[len(stages)].append(stages)
+        found: list[Column] = []
+        for depth, shapes in sorted(by_depth.items()):
+            for micro_batch in range(1, self._most_micro_batch() + 1):
+                fitting = [s for s in shapes if max(map(sum, s)) <= micro_batch]
+                if fitting:
+                    batch = _Batch(self, kind, depth, fitting, micro_batch)
+                    for count in self._counts(micro_batch, exact):
+                        found += batch.columns(count, limit_s)
+        return sorted(found, key=lambda c: (c.bound_s, c.samples))
+
+    def _most_micro_batch(self) -> int:
+        return min(self.request.global_batch, self.request.max_micro_batch or self.request.global_batch)
+
+    def _counts(self, micro_batch: int, exact: bool) -> Sequence[int]:
+        most, rest = divmod(self.request.global_batch, micro_batch)
+        if exact:
+            return [most] if rest == 0 else []
+        return range(1, most + 1)
+
+    def mix(self, stage: Counts) -> Mix:
+        """A stage's replicas by hardware."""
+        counts: dict[Hardware, int] = {}
+        for hardware, count in zip(self.hardware, stage, strict=True):
+            if count:
+                counts[hardware] = counts.get(hardware, 0) + count
+        return tuple(sorted(counts.items()))
+
+    def fastest(self, mix: Mix, micro_batch: int) -> tuple[Table, Table]:
+        """Least forward and backward seconds of any replica under any share."""
+        key = mix, micro_batch
+        if key not in self._fastest:
+            width = sum(count for _, count in mix)
+            pairs = [
+                self.runs.seconds(hardware, n)
+                for hardware, _ in mix
+                for n in (range(1, micro_batch - width + 2) if width > 1 else [micro_batch])
+                if self.runs.least_samples(hardware) <= n <= self.runs.most_samples(hardware)
+            ]
+            none = np.full((self.runs.num_blocks + 1,) * 2, np.inf)
+            self._fastest[key] = (
+                np.minimum.reduce([f for f, _ in pairs] or [none]),
+                np.minimum.reduce([b for _, b in pairs] or [none]),
+            )
+        return self._fastest[key]
+
+    def hops(self, before: Counts, after: Counts, micro_batch: int) -> Array:
+        """Least seconds of a message between two stages, by the block behind the boundary."""
+        key = before, after, micro_batch
+        if key not in self._hops:
+            links = list(self._links(before, after))
+            alone = sum(before) == 1 and sum(after) == 1
+            messages = max(sum(before), sum(after)) if min(sum(before), sum(after)) == 1 else 1
+            rows = micro_batch if messages > 1 or alone else 1
+            row = np.zeros(self.runs.num_blocks + 1)
+            for block in range(1, self.runs.num_blocks):
+                size = rows * self.request.tables.output_bytes[block - 1]
+                row[block] = min(
+                    k.seconds(size) if alone else messages * k.latency_s + size * k.seconds_per_byte for k in links
+                )
+            self._hops[key] = row
+        return self._hops[key]
+
+    def _links(self, before: Counts, after: Counts) -> Iterator[Link]:
+        for p, m in enumerate(before):
+            for q, n in enumerate(after):
+                if m and n:
+                    a, b = self.pools.pools[p].devices[0], self.pools.pools[q].devices[-1]
+                    yield self.request.fleet.link(node_of(a), node_of(b))
+
+    @cached_property
+    def all_links(self) -> tuple[tuple[Link, bool], ...]:
+        """Every link between two devices, and whether it leaves a node."""
+        names = [node_of(d) for pool in self.pools.pools for d in pool.devices]
+        pairs = sorted(set(combinations(names, 2)))
+        return tuple((self.request.fleet.link(a, b), a != b) for a, b in pairs)
+
+    def nodes_of(self, stage: Counts) -> int:
+        """Nodes that a stage's devices stand in."""
+        return sum(
+            n if len({node_of(d) for d in pool.devices}) > 1 else 1
+            for n, pool in zip(stage, self.pools.pools, strict=True)
+            if n
+        )
+
+    def ring(self, members: int, leaves: bool, size: Array) -> Array:
+        """Least seconds of a ring of at least so many members, one of whose edges leaves a node or not."""
+        if members < 2:
+            return np.zeros_like(size)
+        links = [k for k, out in self.all_links if out or not leaves]
+        latency, per_byte = min(k.latency_s for k in links), min(k.seconds_per_byte for k in links)
+        return 2 * (members - 1) * (latency + size / members * per_byte)
+
+
+class _Batch:
+    """All shapes of one depth at one micro-batch: arrays over (composition, cut, stage)."""
+
+    def __init__(
+        self, columns: Columns, kind: ScheduleKind, depth: int, shapes: list[tuple[Counts, ...]], micro_batch: int
+    ) -> None:
+        self.of, self.kind, self.depth, self.shapes, self.micro_batch = columns, kind, depth, shapes, micro_batch
+        num_blocks = columns.runs.num_blocks
+        self.cuts = np.array([(0, *c, num_blocks) for c in combinations(range(1, num_blocks), depth - 1)])
+        self.mixes = sorted({columns.mix(s) for shape in shapes for s in shape})
+        at = {mix: i for i, mix in enumerate(self.mixes)}
+        self.mix_CS = np.array([[at[columns.mix(s)] for s in shape] for shape in shapes])
+        fast = [columns.fastest(mix, micro_batch) for mix in self.mixes]
+        self.forward = self._gather([f for f, _ in fast])
+        self.backward = self._gather([b for _, b in fast])
+        self.hop = self._gather_hops()
+        self.tail = self._tails()
+        arrive = np.cumsum(self.forward[:, :, :-1] + self.hop, axis=2)
+        self.fill = np.concatenate([np.zeros((*arrive.shape[:2], 1)), arrive], axis=2)
+
+    def columns(self, micro_batches: int, limit_s: Seconds) -> Iterator[Column]:
+        """Those with so many micro-batches that may end before the limit."""
+        ready = self._ready(micro_batches)
+        bound = (ready + self.tail).max(axis=2)
+        for c, k in zip(*np.nonzero(bound < limit_s), strict=True):
+            yield Column(
+                Shape(self.shapes[c], tuple(int(x) for x in self.cuts[k])),
+                self.micro_batch,
+                micro_batches,
+                tuple(ready[c, k].tolist()),
+                tuple(self.fill[c, k].tolist()),
+                float(bound[c, k]),
+            )
+
+    def _ready(self, count: int) -> Array:
+        """From the last stage to the first: paced by its own work, by the first gradient, by the stage behind."""
+        ready = np.empty_like(self.fill)
+        first = self.fill[:, :, -1] + self.forward[:, :, -1]
+        for s in range(self.depth - 1, -1, -1):
+            held = in_flight(self.kind, s, self.depth, count)
+            times = np.stack([self.of.runs.stage(mix, self.micro_batch, held) for mix in self.mixes])
+            pace = times[self.mix_CS[:, s, None], self.cuts[None, :, s], self.cuts[None, :, s + 1]]
+            if s < self.depth - 1:
+                first = first + self.backward[:, :, s + 1] + self.hop[:, :, s]
+            after = first + count * self.backward[:, :, s] + (count - held) * self.forward[:, :, s]
+            ready[:, :, s] = np.maximum(self.fill[:, :, s] + count * pace, after)
+            if s < self.depth - 1:
+                behind = ready[:, :, s + 1] + self.hop[:, :, s] + self.backward[:, :, s]
+                ready[:, :, s] = np.maximum(ready[:, :, s], behind)
+        return ready
+
+    def _gather(self, tables: Sequence[Table]) -> Array:
+        stacked = np.stack(tables)
+        return stacked[self.mix_CS[:, None, :], self.cuts[None, :, :-1], self.cuts[None, :, 1:]]
+
+    def _gather_hops(self) -> Array:
+        hop = np.zeros((len(self.shapes), len(self.cuts), self.depth - 1))
+        for c, shape in enumerate(self.shapes):
+            for s in range(self.depth - 1):
+                hop[c, :, s] = self.of.hops(shape[s], shape[s + 1], self.micro_batch)[self.cuts[:, s + 1]]
+        return hop
+
+    def _tails(self) -> Array:
+        """After a stage is done: its own reduction at least, the slowest update of the pipeline, fixed seconds."""
+        tables = self.of.request.tables
+        own = np.asarray(tables.own_parameters, float)
+        size = (own[self.cuts[:, 1:]] - own[self.cuts[:, :-1]]) * tables.model.bytes_per_parameter.gradient
+        tail = np.zeros((len(self.shapes), len(self.cuts), self.depth))
+        for c, shape in enumerate(self.shapes):
+            for s, stage in enumerate(shape):
+                tail[c, :, s] = self.of.ring(sum(stage), self.of.nodes_of(stage) > 1, size[:, s])
+            tail[c] += self._updates(shape).max(axis=1)[:, None]
+        return tail + tables.profile.step_s
+
+    def _updates(self, shape: tuple[Counts, ...]) -> Array:
+        tables = self.of.request.tables
+        return np.array(
+            [
+                [
+                    max(tables.update_seconds(a, b, h.device, h.tp) for h, _ in self.of.mix(stage))
+                    for stage, a, b in zip(shape, cut, cut[1:], strict=False)
+                ]
+                for cut in self.cuts.tolist()
+            ]
+        )
