@@ -1,1 +1,27 @@
-"""Plans: prices, cuts, searches. Knows the nouns, never torch, never a running job."""
+"""The planner: from a cluster, a model and its measurements to a plan. Never imports torch.
+
+Names are loaded when first used, so that ``import planner`` costs nothing.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from .judge import Progress as Progress
+    from .request import Request as Request
+    from .search import Found as Found
+    from .search import find_plan as find_plan
+
+_HOMES = {"Found": "search", "Progress": "judge", "Request": "request", "find_plan": "search"}
+
+__all__ = ["Found", "Progress", "Request", "find_plan"]
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f".{_HOMES[name]}", __name__), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

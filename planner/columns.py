@@ -1,7 +1,7 @@
 """Every pipeline that some devices can form, each with a proven lower bound of when its stages are done.
 
-A column fixes stages, cut, micro-batch and count, but not yet shares. Its bound takes for every stage the best shares
-(``Runs`` with floors), for every hop an idle link, for every other stage the fastest replica.
+A column fixes stages, cut, micro-batch and count, but not yet shares. Its bound takes for every stage the
+best shares (``Runs`` with floors), for every hop an idle link, for every other stage the fastest replica.
 """
 
 from collections import defaultdict
@@ -133,7 +133,8 @@ class Columns:
             for block in range(1, self.runs.num_blocks):
                 size = rows * self.request.tables.output_bytes[block - 1]
                 row[block] = min(
-                    k.seconds(size) if alone else messages * k.latency_s + size * k.seconds_per_byte for k in links
+                    k.seconds(size) if alone else messages * k.latency_s + size * k.seconds_per_byte
+                    for k in links
                 )
             self._hops[key] = row
         return self._hops[key]
@@ -173,9 +174,20 @@ class _Batch:
     """All shapes of one depth at one micro-batch: arrays over (composition, cut, stage)."""
 
     def __init__(
-        self, columns: Columns, kind: ScheduleKind, depth: int, shapes: list[tuple[Counts, ...]], micro_batch: int
+        self,
+        columns: Columns,
+        kind: ScheduleKind,
+        depth: int,
+        shapes: list[tuple[Counts, ...]],
+        micro_batch: int,
     ) -> None:
-        self.of, self.kind, self.depth, self.shapes, self.micro_batch = columns, kind, depth, shapes, micro_batch
+        self.of, self.kind, self.depth, self.shapes, self.micro_batch = (
+            columns,
+            kind,
+            depth,
+            shapes,
+            micro_batch,
+        )
         num_blocks = columns.runs.num_blocks
         self.cuts = np.array([(0, *c, num_blocks) for c in combinations(range(1, num_blocks), depth - 1)])
         self.mixes = sorted({columns.mix(s) for shape in shapes for s in shape})
@@ -204,7 +216,7 @@ class _Batch:
             )
 
     def _ready(self, count: int) -> Array:
-        """From the last stage to the first: paced by its own work, by the first gradient, by the stage behind."""
+        """Last stage to first: paced by its own work, by the first gradient, by the stage behind."""
         ready = np.empty_like(self.fill)
         first = self.fill[:, :, -1] + self.forward[:, :, -1]
         for s in range(self.depth - 1, -1, -1):
@@ -232,7 +244,7 @@ class _Batch:
         return hop
 
     def _tails(self) -> Array:
-        """After a stage is done: its own reduction at least, the slowest update of the pipeline, fixed seconds."""
+        """After a stage is done: its own reduction, the slowest update of the pipeline, fixed seconds."""
         tables = self.of.request.tables
         own = np.asarray(tables.own_parameters, float)
         size = (own[self.cuts[:, 1:]] - own[self.cuts[:, :-1]]) * tables.model.bytes_per_parameter.gradient
@@ -241,7 +253,8 @@ class _Batch:
             for s, stage in enumerate(shape):
                 tail[c, :, s] = self.of.ring(sum(stage), self.of.nodes_of(stage) > 1, size[:, s])
             tail[c] += self._updates(shape).max(axis=1)[:, None]
-        return tail + tables.profile.step_s
+        found: Array = tail + tables.profile.step_s
+        return found
 
     def _updates(self, shape: tuple[Counts, ...]) -> Array:
         tables = self.of.request.tables

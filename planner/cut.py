@@ -1,4 +1,4 @@
-"""Exact cuts of a pipeline: which blocks each stage owns, given what every stage would take for every run of blocks.
+"""Exact cuts of a pipeline: which blocks each stage owns, given what a stage takes for every run of blocks.
 
 Knows nothing of devices, shares or memory: they are inside the tables, where ``inf`` means "does not fit".
 """
@@ -27,7 +27,7 @@ class Cut:
     """The sum of the stage times."""
 
     def pipeline_s(self, micro_batches: int) -> Seconds:
-        """Closed form of a pipeline without hops: (M − 1) · max + Σ; high by 3 % on average for unequal stages."""
+        """Closed form without hops, (M − 1) · max + Σ: high by 3 % on average for unequal stages."""
         return (micro_batches - 1) * self.slowest_s + self.total_s
 
 
@@ -44,7 +44,7 @@ def min_max_cut(tables: Sequence[Table]) -> Cut | None:
 
 
 def min_sum_cut(tables: Sequence[Table], bound_s: Seconds = np.inf) -> Cut | None:
-    """The cut of least total time among those with no stage slower than ``bound_s``; None where there is none."""
+    """The cut of least total time with no stage slower than ``bound_s``; None where there is none."""
     capped = [np.where(table <= bound_s, table, np.inf) for table in tables]
     num_blocks = tables[0].shape[0] - 1
     reach, choices = capped[0][0], []

@@ -1,6 +1,6 @@
-"""Best plan of a small problem, proven: branch and bound from columns to whole plans, priced by the simulation.
+"""Best plan of a small problem, proven: branch and bound from columns to whole plans, priced by simulation.
 
-Packings of columns are cut off by their bounds; the shares of what is left are enumerated, cut off again, and priced.
+Packings of columns are cut off by their bounds; the shares of the rest are enumerated, cut off again, priced.
 It proves its answer if it runs to its end; stopped early, it has only found better plans than it was given.
 """
 
@@ -121,7 +121,8 @@ class Exact:
         ]
         own = tuple(
             tuple(
-                sum(seconds for stages, seconds in reductions if (p, s) in stages) for s in range(len(shape.stages))
+                sum(seconds for stages, seconds in reductions if (p, s) in stages)
+                for s in range(len(shape.stages))
             )
             for p, shape in enumerate(shapes)
         )
@@ -160,7 +161,7 @@ class Exact:
     def _fillings(
         self, stage: Counts, micro_batch: int, start: int, stop: int, held: int, ordered: bool
     ) -> Iterator[Choice]:
-        """Every order of the devices (where neighbours see it) with every share; recomputed only where it must be.
+        """Every order of the devices, where neighbours see it, with every share; recomputed where it must be.
 
         Recomputation lengthens a backward and shortens nothing, and the simulation is monotone.
         """
@@ -258,6 +259,8 @@ def _descending(pools: Sequence[int], shares: Sequence[int]) -> bool:
     """Whether alike devices take descending shares: the other orders are the same plan."""
     return all(
         a >= b
-        for (p, a), (q, b) in zip(zip(pools, shares, strict=True), zip(pools[1:], shares[1:], strict=True), strict=False)
+        for (p, a), (q, b) in zip(
+            zip(pools, shares, strict=True), zip(pools[1:], shares[1:], strict=True), strict=False
+        )
         if p == q
     )

@@ -1,4 +1,4 @@
-"""How many samples each pipeline takes: exact sums, and the pipeline that ends last ends as early as it can."""
+"""How many samples each pipeline takes: exact sums, and the last pipeline ends as early as it can."""
 
 from bisect import bisect_left
 from collections.abc import Sequence
@@ -10,7 +10,7 @@ from arachne_runtime.units import Seconds
 def pack_samples(times: Sequence[Sequence[Seconds]], total: int) -> tuple[int, ...] | None:
     """Samples for each pipeline, ≥ 1 and ``total`` together, that minimise the largest ``times[p][n]``.
 
-    ``times[p][n]`` is the time of pipeline p for n samples, ``inf`` where no number of its micro-batches makes n;
+    ``times[p][n]`` is the time of pipeline p for n samples, ``inf`` where no micro-batches make n;
     it need not ascend, so sizes that only mix to the exact total are found too. None where nothing adds up.
     Exact: a search over the values of the tables with sets of reachable sums as bits.
     """

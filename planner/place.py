@@ -1,4 +1,4 @@
-"""From templates to devices: which device of which node stands where, so that those that talk most share a node."""
+"""From templates to devices: which device stands where, so that those that talk most share a node."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -44,13 +44,17 @@ class _Pool:
         ]
         if not nodes:
             return None
-        name = near if near in nodes else min(nodes, key=lambda n: (len(self.free[n]) != count, -len(self.free[n])))
+        name = (
+            near
+            if near in nodes
+            else min(nodes, key=lambda n: (len(self.free[n]) != count, -len(self.free[n])))
+        )
         taken, self.free[name] = self.free[name][:count], self.free[name][count:]
         return tuple(taken)
 
 
 def placements(template: Template, cluster: Cluster) -> Iterator[Layout]:
-    """The template on concrete devices, in two ways where they differ: replicas of a stage close, pipelines close.
+    """The template on concrete devices, in two ways: replicas of a stage close, or those of a pipeline.
 
     Nothing is yielded where the nodes cannot hold it (a tensor-parallel group must fit into a node).
     """

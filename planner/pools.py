@@ -1,4 +1,4 @@
-"""Which devices are alike: pools of interchangeable devices, and the permutations of pools that change nothing.
+"""Which devices are alike: pools of interchangeable devices, and permutations of pools that change nothing.
 
 Two devices of a node are alike, and so are two single-device nodes, neighbours in the
 file, with the same hardware and the same links.
@@ -36,7 +36,7 @@ class Pools:
         return tuple(len(pool.devices) for pool in self.pools)
 
     def canonical(self, packing: Sequence[Counts]) -> bool:
-        """Whether this unordered list of vectors is the one that stands for all its images under the symmetries."""
+        """Whether this unordered list of vectors stands for all its images under the symmetries."""
         own = tuple(sorted(packing, reverse=True))
         return all(own >= self._image(packing, symmetry) for symmetry in self.symmetries)
 

@@ -72,7 +72,7 @@ class Runs:
         return measured[0] if measured else 1
 
     def seconds(self, hardware: Hardware, samples: int) -> tuple[Table, Table]:
-        """Forward and backward seconds of every run for a replica that takes ``samples``; ``inf`` for no run."""
+        """Forward and backward seconds of every run for a replica's share; ``inf`` for no run."""
         key = hardware, samples
         found = self._seconds.get(key)
         if found is None:
@@ -85,7 +85,9 @@ class Runs:
         key = hardware, samples, recompute
         found = self._held.get(key)
         if found is None:
-            found = self._held[key] = self._fill(lambda i, j: self._most_held(hardware, samples, recompute, i, j))
+            found = self._held[key] = self._fill(
+                lambda i, j: self._most_held(hardware, samples, recompute, i, j)
+            )
         return found
 
     def times(self, hardware: Hardware, samples: int, held: int, recompute: bool) -> Table:
@@ -142,7 +144,7 @@ class Runs:
         return self.floor(hardware, least, samples - count + 1, held, recompute)
 
     def floor(self, hardware: Hardware, least: int, most: int, held: int, recompute: bool) -> Table:
-        """Least seconds for any share from ``least`` to ``most``: measured times need not ascend with the share."""
+        """Least seconds for any share from ``least`` to ``most``: measured times need not ascend."""
         measured = self.least_samples(hardware), self.most_samples(hardware)
         if self.floors:
             least, most = max(least, measured[0]), min(most, measured[1])

@@ -1,11 +1,11 @@
-"""Templates: how many devices of which type stand in which stage of which pipeline; no number that can be computed.
+"""Templates: how many devices of which type stand in which stage of which pipeline; nothing that is computed.
 
 A template knows types and counts only; ``planner.place`` gives it concrete devices.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from itertools import permutations, product
+from itertools import product
 
 Counts = tuple[int, ...]
 """Devices by pool (node or device type), in a fixed order of the pools."""
@@ -104,7 +104,7 @@ def compositions(pool: Counts, max_depth: int) -> Iterator[tuple[Counts, ...]]:
 
 
 def packings(pool: Counts, at_most: Counts | None = None) -> Iterator[tuple[Counts, ...]]:
-    """Every unordered way to deal devices of ``pool`` to pipelines, one vector each; some devices may stay idle."""
+    """Every unordered way to deal devices to pipelines, one vector each; some devices may stay idle."""
     for first in vectors_below(pool):
         if at_most is None or first <= at_most:
             rest = tuple(a - b for a, b in zip(pool, first, strict=True))
@@ -128,40 +128,8 @@ def replicated(pipeline: PipelineTemplate, copies: int) -> Template:
     return Template((pipeline,) * copies)
 
 
-def run_pipelines(pools: Mapping[str, int], max_depth: int) -> Iterator[tuple[PipelineTemplate, int]]:
-    """Pipelines whose types stand in contiguous runs, each run of equal widths, with how often each fits.
-
-    Every order of every subset of types; for each type every (stages, width) that fits into its pool.
-    """
-    types = [device for device, count in pools.items() if count]
-    for size in range(1, len(types) + 1):
-        for order in permutations(types, size):
-            shapes = [
-                [(d, w) for d in range(1, min(pools[t], max_depth) + 1) for w in range(1, pools[t] // d + 1)]
-                for t in order
-            ]
-            for chosen in product(*shapes):
-                if sum(d for d, _ in chosen) > max_depth:
-                    continue
-                copies = min(pools[t] // (d * w) for t, (d, w) in zip(order, chosen, strict=True))
-                stages = [uniform_stage(t, w) for t, (d, w) in zip(order, chosen, strict=True) for _ in range(d)]
-                yield PipelineTemplate(tuple(stages)), copies
-
-
-def mixed_pipelines(pools: Mapping[str, int], max_depth: int) -> Iterator[tuple[PipelineTemplate, int]]:
-    """Pipelines whose stages all hold the same mix of two or more types, with how often each fits."""
-    types = [device for device, count in pools.items() if count]
-    for mix in vectors_below(tuple(pools[t] for t in types)):
-        if sum(n > 0 for n in mix) < 2:
-            continue
-        most = min(pools[t] // n for t, n in zip(types, mix, strict=True) if n)
-        for depth in range(1, min(most, max_depth) + 1):
-            stage = mixed_stage(dict(zip(types, mix, strict=True)))
-            yield PipelineTemplate((stage,) * depth), most // depth
-
-
 def leftover(pools: Mapping[str, int], used: Mapping[str, int]) -> dict[str, int]:
     """Devices of each pool that ``used`` leaves idle."""
-    return {device: count - used.get(device, 0) for device, count in pools.items() if count > used.get(device, 0)}
-
-
+    return {
+        device: count - used.get(device, 0) for device, count in pools.items() if count > used.get(device, 0)
+    }

@@ -79,7 +79,9 @@ def test_trade_offs_ascend_in_total_and_descend_in_slowest():
 def test_pack_samples_is_exact(data):
     num_pipelines, total = data.draw(st.integers(1, 3)), data.draw(st.integers(1, 9))
     time = st.one_of(st.just(np.inf), st.integers(1, 20).map(float))
-    times = [[np.inf, *data.draw(st.lists(time, min_size=total, max_size=total))] for _ in range(num_pipelines)]
+    times = [
+        [np.inf, *data.draw(st.lists(time, min_size=total, max_size=total))] for _ in range(num_pipelines)
+    ]
     brute = [
         max(row[n] for row, n in zip(times, counts, strict=True))
         for counts in product(range(1, total + 1), repeat=num_pipelines)

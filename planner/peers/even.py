@@ -1,6 +1,6 @@
 """Even data parallelism: every device holds the whole model and takes the same share, as with plain DDP.
 
-Unlike DDP it does not need a batch that divides: what is left over goes to the first devices, one sample each.
+Unlike DDP it needs no batch that divides: what is left over goes to the first devices, one sample each.
 """
 
 from collections.abc import Iterator
@@ -15,13 +15,15 @@ from .strategy import best
 
 @dataclass(frozen=True, slots=True)
 class Even:
-    """All devices, one stage, equal shares; gradient accumulation and recomputation where memory asks for it."""
+    """All devices, one stage, equal shares; accumulation and recomputation where memory asks for them."""
 
     name: str = "even"
 
     def propose(self, request: Request) -> Plan | None:
         """The fastest of its plans; None where the model fits no device, or the batch has too few samples."""
-        return best(_plans(request, recompute=False), request) or best(_plans(request, recompute=True), request)
+        return best(_plans(request, recompute=False), request) or best(
+            _plans(request, recompute=True), request
+        )
 
 
 def propose(request: Request) -> Plan | None:

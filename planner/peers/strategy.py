@@ -5,8 +5,7 @@ from typing import Protocol
 
 from arachne_runtime.plan.plan import Plan
 
-from ..cost.estimate import Estimate
-from ..cost.price import price
+from ..cost import Estimate, price
 from ..request import Request
 
 

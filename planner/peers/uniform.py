@@ -1,12 +1,13 @@
 """The uniform grid of Megatron-LM: equal stages, equal widths, even layers, all devices; best of the grid.
 
-From the grid's rules (arXiv 2104.04473), not from its code. What differs: layers need not divide by the number
-of stages (the first stages take one more), and tensor parallelism is left out, as in the first search.
+From the rules of the grid (arXiv 2104.04473), not from its code. What differs: layers need not divide by the
+number of stages (the first stages take one more), and tensor parallelism is left out, as in the first search.
 """
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from arachne_runtime.plan.plan import Pipeline, Plan, Replica, ScheduleKind, Stage
 from arachne_runtime.plan.rows import consecutive
@@ -24,7 +25,9 @@ class Uniform:
 
     def propose(self, request: Request) -> Plan | None:
         """The fastest of its grid; None where nothing fits or no grid divides devices and batch."""
-        return best(_plans(request, recompute=False), request) or best(_plans(request, recompute=True), request)
+        return best(_plans(request, recompute=False), request) or best(
+            _plans(request, recompute=True), request
+        )
 
 
 def propose(request: Request) -> Plan | None:
@@ -33,7 +36,7 @@ def propose(request: Request) -> Plan | None:
 
 
 def even_layers(kinds: Sequence[str], num_stages: int) -> tuple[range, ...] | None:
-    """Blocks by stage: the commonest kind dealt evenly, what stands before it to the first stage, behind to the last.
+    """Blocks by stage: the commonest kind dealt evenly, what is before it goes first, what is behind last.
 
     None where there are fewer layers than stages.
     """
@@ -43,7 +46,7 @@ def even_layers(kinds: Sequence[str], num_stages: int) -> tuple[range, ...] | No
         return None
     runs = consecutive(largest_remainder(len(layers), [1] * num_stages))
     starts = [0, *(layers[run.start] for run in runs[1:]), len(kinds)]
-    return tuple(range(a, b) for a, b in zip(starts, starts[1:], strict=False))
+    return tuple(range(a, b) for a, b in pairwise(starts))
 
 
 def _plans(request: Request, *, recompute: bool) -> Iterator[Plan]:
@@ -63,7 +66,7 @@ def _plans(request: Request, *, recompute: bool) -> Iterator[Plan]:
 def _grid_point(
     request: Request, layers: tuple[range, ...], columns: Sequence[Sequence[str]], size: int, recompute: bool
 ) -> Iterator[Plan]:
-    """``size`` samples a replica and micro-batch, as pipelines side by side: each copy runs at its own pace."""
+    """``size`` samples a micro-batch, as pipelines side by side: each copy runs at its own pace."""
     copies = len(columns[0])
     pipelines = tuple(
         Pipeline(

@@ -1,0 +1,122 @@
+"""The one place where a search prices plans: counts, remembers, keeps the best, ends the search in time."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from arachne_runtime.errors import NotMeasuredError
+from arachne_runtime.plan.plan import Plan
+from arachne_runtime.units import Seconds
+
+from .cost import Estimate, Infeasible, price
+from .request import Request
+
+MOST_KEPT = 16
+"""Best plans that are kept for refinement and for the list of runners-up."""
+
+
+class SearchOverError(Exception):
+    """The budget is spent; the best plan so far is the answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """Where a search stands."""
+
+    evaluations: int
+    seconds: Seconds
+    part: float
+    """Of the budget, 0 to 1."""
+    best_s: Seconds
+    """Iteration of the best plan so far; ``inf`` before there is one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Priced:
+    """A plan and its price."""
+
+    plan: Plan
+    estimate: Estimate
+
+
+@dataclass(slots=True)
+class Judge:
+    """Prices plans for one search, each once."""
+
+    request: Request
+    time_budget_s: Seconds | None
+    """None: only evaluations are limited, so that the same inputs give the same plan on any machine."""
+    most_evaluations: int | None
+    on_progress: Callable[[Progress], None] | None = None
+    evaluations: int = 0
+    kept: list[Priced] = field(default_factory=list)
+    """The best plans, best first."""
+    worst: Infeasible | None = None
+    """Of the plans that did not fit, the one that lacked least."""
+    not_measured: NotMeasuredError | None = None
+    _known: dict[Plan, Seconds] = field(default_factory=dict)
+    _started: float = field(default_factory=time.monotonic)
+
+    @property
+    def best_s(self) -> Seconds:
+        """Seconds of the best plan; ``inf`` before there is one."""
+        return self.kept[0].estimate.iteration_s if self.kept else float("inf")
+
+    @property
+    def seconds(self) -> Seconds:
+        """Since the start of the search."""
+        return time.monotonic() - self._started
+
+    def part(self) -> float:
+        """Part of the budget that is spent."""
+        spent = 0.0
+        if self.time_budget_s is not None:
+            spent = self.seconds / self.time_budget_s if self.time_budget_s > 0 else 1.0
+        if self.most_evaluations is not None:
+            spent = max(spent, self.evaluations / max(1, self.most_evaluations))
+        return min(1.0, spent)
+
+    def check(self) -> None:
+        """SearchOverError once the budget is spent."""
+        if self.part() >= 1.0:
+            raise SearchOverError
+
+    def price(self, plan: Plan) -> Seconds:
+        """Seconds of a plan, ``inf`` where it does not fit. SearchOverError once the budget is spent."""
+        known = self._known.get(plan)
+        if known is not None:
+            return known
+        self.check()
+        seconds = self.keep(plan)
+        if self.on_progress is not None:
+            self.on_progress(Progress(self.evaluations, self.seconds, self.part(), self.best_s))
+        return seconds
+
+    def offer(self, plan: Plan) -> Seconds:
+        """Price a plan and return the seconds of the best one so far."""
+        self.price(plan)
+        return self.best_s
+
+    def keep(self, plan: Plan) -> Seconds:
+        """As ``price``, whatever the budget says."""
+        self.evaluations += 1
+        try:
+            outcome = price(plan, self.request)
+        except NotMeasuredError as error:
+            self.not_measured = error
+            self._known[plan] = float("inf")
+            return float("inf")
+        if isinstance(outcome, Infeasible):
+            if self.worst is None or outcome.over_bytes < self.worst.over_bytes:
+                self.worst = outcome
+            self._known[plan] = float("inf")
+            return float("inf")
+        self._known[plan] = outcome.iteration_s
+        self._insert(Priced(plan, outcome))
+        return outcome.iteration_s
+
+    def _insert(self, priced: Priced) -> None:
+        seconds = priced.estimate.iteration_s
+        at = next((i for i, k in enumerate(self.kept) if seconds < k.estimate.iteration_s), len(self.kept))
+        self.kept.insert(at, priced)
+        del self.kept[MOST_KEPT:]

@@ -1,0 +1,244 @@
+"""Local moves on a plan: every neighbour that differs by one decision; a bounded hill climb over prices."""
+
+import random
+from collections.abc import Iterator, Sequence
+from itertools import permutations
+
+from msgspec.structs import replace
+
+from arachne_runtime.plan.plan import Pipeline, Plan, Replica, Stage
+from arachne_runtime.units import Seconds
+
+from .complete import Completer
+from .judge import Judge
+from .place import Layout, PipelineSeats, StageSeats
+
+LEAST_GAIN = 1e-9
+"""Relative gain below which two plans count as equally fast."""
+
+
+class Refiner:
+    """Climbs from a plan to a better one until no move helps or the judge's budget ends."""
+
+    def __init__(self, judge: Judge, completer: Completer, seed: int) -> None:
+        self.judge = judge
+        self.completer = completer
+        self.random = random.Random(seed)
+
+    def climb(self, plan: Plan, most_evaluations: int) -> Plan:
+        """First improvement, over cheap moves before structural ones, within so many evaluations."""
+        end = self.judge.evaluations + most_evaluations
+        best = self.judge.price(plan)
+        while self.judge.evaluations < end:
+            better = self._better(plan, best, end)
+            if better is None:
+                return plan
+            plan, best = better
+        return plan
+
+    def _better(self, plan: Plan, best: Seconds, end: int) -> tuple[Plan, Seconds] | None:
+        for neighbour in self.neighbours(plan):
+            if self.judge.evaluations >= end:
+                return None
+            seconds = self.judge.price(neighbour)
+            if seconds < best * (1 - LEAST_GAIN):
+                return neighbour, seconds
+        return None
+
+    def neighbours(self, plan: Plan) -> Iterator[Plan]:
+        """Every plan that one move makes, cheap moves first, structural ones in a seeded order."""
+        yield from number_moves(plan)
+        sizes = list(self._size_moves(plan))
+        yield from sizes
+        layouts = list(layout_moves(plan, self.completer.request.cluster.devices))
+        self.random.shuffle(layouts)
+        for layout, keep in layouts:
+            for hint in (keep, None):
+                if found := self.completer.plan(layout, hint):
+                    yield found
+
+    def _size_moves(self, plan: Plan) -> Iterator[Plan]:
+        """Another micro-batch for all pipelines, or for one kind of pipeline."""
+        layout = layout_of(plan)
+        sizes = [p.micro_batch for p in plan.pipelines]
+        lines = [self.completer.line(seats) for seats in layout.pipelines]
+        for line in dict.fromkeys(lines):
+            for size in self.completer.micro_batches(line):
+                changed = [size if own == line else b for own, b in zip(lines, sizes, strict=True)]
+                if changed != sizes and (found := self.completer.plan(layout, changed)):
+                    yield found
+
+
+def layout_of(plan: Plan) -> Layout:
+    """The devices of a plan, without its numbers."""
+    return Layout(
+        tuple(tuple(tuple(r.devices for r in stage.replicas) for stage in p.stages) for p in plan.pipelines)
+    )
+
+
+def number_moves(plan: Plan) -> Iterator[Plan]:
+    """Moves that leave every device where it is: blocks, shares, recomputation, micro-batches."""
+    groups = _alike(plan)
+    for group in groups:
+        for members in [group] if len(group) == 1 else [group, group[:1]]:
+            for pipeline in _pipeline_moves(plan.pipelines[members[0]]):
+                yield _with(plan, {p: _renumbered(plan.pipelines[p], pipeline) for p in members})
+    yield from _count_moves(plan, [group[0] for group in groups], [group[-1] for group in groups])
+
+
+def _pipeline_moves(pipeline: Pipeline) -> Iterator[Pipeline]:
+    stages = pipeline.stages
+    for s in range(len(stages) - 1):
+        for step in (-1, 1):
+            edge = stages[s].layers[1] + step
+            if stages[s].layers[0] < edge < stages[s + 1].layers[1]:
+                moved = (
+                    replace(stages[s], layers=(stages[s].layers[0], edge)),
+                    replace(stages[s + 1], layers=(edge, stages[s + 1].layers[1])),
+                )
+                yield replace(pipeline, stages=stages[:s] + moved + stages[s + 2 :])
+    for s, stage in enumerate(stages):
+        for changed in _stage_moves(stage):
+            yield replace(pipeline, stages=(*stages[:s], changed, *stages[s + 1 :]))
+
+
+def _stage_moves(stage: Stage) -> Iterator[Stage]:
+    yield replace(stage, recompute=not stage.recompute)
+    seen = set()
+    for a, b in permutations(range(len(stage.replicas)), 2):
+        giver, taker = stage.replicas[a], stage.replicas[b]
+        if giver.share > 1:
+            shares = list(stage.shares)
+            shares[a], shares[b] = shares[a] - 1, shares[b] + 1
+            if tuple(shares) not in seen:
+                seen.add(tuple(shares))
+                yield replace(
+                    stage,
+                    replicas=tuple(replace(r, share=n) for r, n in zip(stage.replicas, shares, strict=True)),
+                )
+        if a < b and giver.share != taker.share:
+            swapped = list(stage.replicas)
+            swapped[a], swapped[b] = taker, giver
+            yield replace(stage, replicas=tuple(swapped))
+
+
+def _count_moves(plan: Plan, givers: Sequence[int], takers: Sequence[int]) -> Iterator[Plan]:
+    """Micro-batches from one pipeline to another, as few as keep the global batch."""
+    for p in givers:
+        for q in takers:
+            give, take = plan.pipelines[p], plan.pipelines[q]
+            if p == q:
+                continue
+            n = next(
+                n for n in range(1, take.micro_batch + 1) if n * give.micro_batch % take.micro_batch == 0
+            )
+            if give.micro_batches > n:
+                more = take.micro_batches + n * give.micro_batch // take.micro_batch
+                yield _with(
+                    plan,
+                    {
+                        p: replace(give, micro_batches=give.micro_batches - n),
+                        q: replace(take, micro_batches=more),
+                    },
+                )
+
+
+def layout_moves(plan: Plan, devices: Sequence[str]) -> Iterator[tuple[Layout, list[int]]]:
+    """Moves of devices: to another stage, to and from idle; stages split, merged, swapped.
+
+    With each layout the micro-batches that its pipelines had.
+    """
+    pipelines = layout_of(plan).pipelines
+    sizes = [p.micro_batch for p in plan.pipelines]
+    idle = [d for d in devices if d not in set(plan.devices)]
+    for p, seats in enumerate(pipelines):
+        for changed in _seat_moves(seats):
+            yield _layout(pipelines, sizes, {p: changed})
+        for s, stage in enumerate(seats):
+            for r, seat in enumerate(stage):
+                without = _without(seats, s, r)
+                yield _layout(pipelines, sizes, {p: without})
+                for q, other in enumerate(pipelines):
+                    base = without if q == p else other
+                    for changed in _placed(base, seat):
+                        yield _layout(pipelines, sizes, {p: without} | {q: changed})
+    for device in idle[:4]:
+        for q, other in enumerate(pipelines):
+            for changed in _placed(other, (device,)):
+                yield _layout(pipelines, sizes, {q: changed})
+    if idle:
+        yield Layout((*pipelines, (tuple((d,) for d in idle),))), [*sizes, len(idle)]
+        yield Layout((*pipelines, tuple(((d,),) for d in idle))), [*sizes, 1]
+
+
+def _seat_moves(seats: PipelineSeats) -> Iterator[PipelineSeats]:
+    """Merge or swap neighbour stages, swap seats of neighbours, split a stage in two."""
+    for s in range(len(seats) - 1):
+        a, b = seats[s], seats[s + 1]
+        yield (*seats[:s], (*a, *b), *seats[s + 2 :])
+        yield (*seats[:s], b, a, *seats[s + 2 :])
+        for i in range(len(a)):
+            for j in range(len(b)):
+                yield (
+                    *seats[:s],
+                    (*a[:i], b[j], *a[i + 1 :]),
+                    (*b[:j], a[i], *b[j + 1 :]),
+                    *seats[s + 2 :],
+                )
+    for s, stage in enumerate(seats):
+        for cut in range(1, len(stage)):
+            yield (*seats[:s], stage[:cut], stage[cut:], *seats[s + 1 :])
+
+
+def _without(seats: PipelineSeats, s: int, r: int) -> PipelineSeats:
+    stage = (*seats[s][:r], *seats[s][r + 1 :])
+    return (*seats[:s], *([stage] if stage else []), *seats[s + 1 :])
+
+
+def _placed(seats: PipelineSeats, seat: tuple[str, ...]) -> Iterator[PipelineSeats]:
+    """A replica more in some stage, or a stage more of this replica alone."""
+    for s, stage in enumerate(seats):
+        grown: StageSeats = (*stage, seat)
+        yield (*seats[:s], grown, *seats[s + 1 :])
+    for s in range(len(seats) + 1):
+        yield (*seats[:s], (seat,), *seats[s:])
+
+
+def _layout(
+    pipelines: Sequence[PipelineSeats], sizes: Sequence[int], changed: dict[int, PipelineSeats]
+) -> tuple[Layout, list[int]]:
+    kept = [
+        (changed.get(p, seats), size) for p, (seats, size) in enumerate(zip(pipelines, sizes, strict=True))
+    ]
+    kept = [(seats, size) for seats, size in kept if seats]
+    return Layout(tuple(seats for seats, _ in kept)), [size for _, size in kept]
+
+
+def _alike(plan: Plan) -> list[list[int]]:
+    """Pipelines that differ in their devices' names and counts only, in groups."""
+    groups: dict[object, list[int]] = {}
+    for p, pipeline in enumerate(plan.pipelines):
+        key = pipeline.micro_batch, tuple((s.layers, s.recompute, s.shares) for s in pipeline.stages)
+        groups.setdefault(key, []).append(p)
+    return list(groups.values())
+
+
+def _renumbered(own: Pipeline, like: Pipeline) -> Pipeline:
+    """``own`` with the blocks, shares and recomputation of ``like``."""
+    return replace(
+        own,
+        stages=tuple(
+            replace(
+                b,
+                replicas=tuple(
+                    Replica(devices=r.devices, share=n) for r, n in zip(a.replicas, b.shares, strict=True)
+                ),
+            )
+            for a, b in zip(own.stages, like.stages, strict=True)
+        ),
+    )
+
+
+def _with(plan: Plan, changed: dict[int, Pipeline]) -> Plan:
+    pipelines = (changed.get(p, pipeline) for p, pipeline in enumerate(plan.pipelines))
+    return replace(plan, pipelines=tuple(pipelines))

@@ -1,0 +1,178 @@
+"""The search: proposals, completed exactly, priced, refined; small problems until the best plan is proven."""
+
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+
+from arachne_runtime.errors import NoFeasiblePlanError
+from arachne_runtime.plan.plan import Plan
+from arachne_runtime.units import Seconds
+
+from .complete import Completer
+from .cost import Estimate, price
+from .diagnose import what_binds
+from .exact import Exact
+from .judge import Judge, Priced, Progress, SearchOverError
+from .peers import PEERS
+from .place import placements
+from .pools import find_pools
+from .propose import Proposal, Proposer
+from .refine import Refiner
+from .request import Request
+from .template import Template
+
+MOST_EXACT_DEVICES = 8
+MOST_EXACT_BLOCKS = 10
+MOST_EXACT_BATCH = 32
+"""Above any of these the branch and bound would not come to its end within seconds."""
+
+MOST_PROPOSALS = 400
+"""Proposals that are cut exactly; the ranking's first hundred held the best of them in all trials."""
+
+MOST_PLACED = 48
+"""Of these, how many are placed on devices and priced."""
+
+MOST_EXTENDED = 8
+"""Of these, how many are tried with other pipelines on what they leave idle."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rival:
+    """What a peer strategy proposed."""
+
+    name: str
+    plan: Plan
+    estimate: Estimate
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """The answer of a search."""
+
+    plan: Plan
+    estimate: Estimate
+    evaluations: int
+    seconds: Seconds
+    runners_up: tuple[Priced, ...]
+    """The next best plans that were priced, best first."""
+    rivals: tuple[Rival, ...]
+    proven: bool
+    """Whether no plan of the space is faster (TP 1, no ZeRO): branch and bound came to its end."""
+
+
+def find_plan(
+    request: Request,
+    *,
+    seed: int = 0,
+    time_budget_s: Seconds = 5.0,
+    evaluations: int | None = None,
+    on_progress: Callable[[Progress], None] | None = None,
+) -> Found:
+    """The fastest plan under the price that the budget finds, never slower than any peer's proposal.
+
+    With ``evaluations`` the number of priced plans is limited instead of the time, and the same inputs give
+    the same plan everywhere. Raises NoFeasiblePlanError, saying what binds, and NotMeasuredError.
+    """
+    judge = Judge(request, None if evaluations else time_budget_s, evaluations, on_progress)
+    rivals = tuple(_rivals(request, judge))
+    proven = False
+    with suppress(SearchOverError):
+        proven = _search(request, judge, seed)
+    if not judge.kept:
+        if judge.not_measured is not None and judge.worst is None:
+            raise judge.not_measured
+        raise NoFeasiblePlanError(what_binds(request))
+    best, *others = judge.kept
+    return Found(
+        plan=best.plan,
+        estimate=best.estimate,
+        evaluations=judge.evaluations,
+        seconds=judge.seconds,
+        runners_up=tuple(others[:5]),
+        rivals=rivals,
+        proven=proven,
+    )
+
+
+def _rivals(request: Request, judge: Judge) -> Iterator[Rival]:
+    for peer in PEERS:
+        plan = peer.propose(request)
+        if plan is not None:
+            judge.keep(plan)
+            outcome = price(plan, request)
+            assert isinstance(outcome, Estimate)
+            yield Rival(peer.name, plan, outcome)
+
+
+def _search(request: Request, judge: Judge, seed: int) -> bool:
+    """Whether the best plan is proven to be the best."""
+    small = is_small(request)
+    for kind in request.schedules:
+        completer = Completer(request, kind)
+        for plan in _proposed(request, completer, small):
+            judge.price(plan)
+        refiner = Refiner(judge, completer, seed)
+        starts = [k.plan for k in judge.kept if k.plan.schedule == kind][: 2 if small else 6]
+        for plan in starts:
+            refiner.climb(plan, 60 if small else 400)
+    if not small:
+        _climb_on(request, judge, seed)
+        return False
+    Exact(request, find_pools(request.cluster), judge.offer).run(judge.best_s)
+    return True
+
+
+def is_small(request: Request) -> bool:
+    """Whether branch and bound is tried."""
+    return (
+        len(request.cluster.devices) <= MOST_EXACT_DEVICES
+        and len(request.model.blocks) <= MOST_EXACT_BLOCKS
+        and request.global_batch <= MOST_EXACT_BATCH
+    )
+
+
+def _climb_on(request: Request, judge: Judge, seed: int) -> None:
+    """Climb from the best plans until none of them gets better or the budget ends."""
+    completers = {kind: Completer(request, kind) for kind in request.schedules}
+    before = float("inf")
+    while judge.best_s < before:
+        before = judge.best_s
+        for plan in [k.plan for k in judge.kept][:4]:
+            Refiner(judge, completers[plan.schedule], seed).climb(plan, 2000)
+
+
+def _proposed(request: Request, completer: Completer, small: bool) -> Iterator[Plan]:
+    """Proposals as plans: the exact cut of many, the best of them on devices, then leftovers filled."""
+    proposer = Proposer(request, completer.runs)
+    most = MOST_PROPOSALS // 8 if small else MOST_PROPOSALS
+    ranked = _ranked(proposer.best(proposer.pools, most), completer, proposer)
+    templates = list(dict.fromkeys(p.template for p in ranked))
+    for template in templates[:MOST_PLACED]:
+        yield from _placed(template, completer)
+    for proposal in ranked[:MOST_EXTENDED]:
+        for template in proposer.with_leftover(proposal, 2):
+            yield from _placed(template, completer)
+
+
+def _placed(template: Template, completer: Completer) -> Iterator[Plan]:
+    for layout in placements(template, completer.request.cluster):
+        plan = completer.plan(layout)
+        if plan is not None:
+            yield plan
+
+
+def _ranked(proposals: list[Proposal], completer: Completer, proposer: Proposer) -> list[Proposal]:
+    """Best first by the closed form of their exact cuts; those that fit nowhere left out."""
+    found = []
+    for at, proposal in enumerate(proposals):
+        line = tuple(
+            tuple(proposer.hardware[g.device] for g in stage.groups for _ in range(g.width))
+            for stage in proposal.stages
+        )
+        count = max(1, -(-completer.request.global_batch // (proposal.copies * proposal.micro_batch)))
+        cuts = completer.cuts(line, proposal.micro_batch, count)
+        if cuts:
+            seconds = min(cut.pipeline_s(count) for cut in cuts)
+            sync = proposer.sync_s / len(line) if proposal.copies * max(map(len, line)) > 1 else 0.0
+            found.append((seconds + sync, at))
+    return [proposals[at] for _, at in sorted(found)]
