@@ -234,7 +234,8 @@ class _Batch:
 
     def _gather(self, tables: Sequence[Table]) -> Array:
         stacked = np.stack(tables)
-        return stacked[self.mix_CS[:, None, :], self.cuts[None, :, :-1], self.cuts[None, :, 1:]]
+        found: Array = stacked[self.mix_CS[:, None, :], self.cuts[None, :, :-1], self.cuts[None, :, 1:]]
+        return found
 
     def _gather_hops(self) -> Array:
         hop = np.zeros((len(self.shapes), len(self.cuts), self.depth - 1))
@@ -253,8 +254,7 @@ class _Batch:
             for s, stage in enumerate(shape):
                 tail[c, :, s] = self.of.ring(sum(stage), self.of.nodes_of(stage) > 1, size[:, s])
             tail[c] += self._updates(shape).max(axis=1)[:, None]
-        found: Array = tail + tables.profile.step_s
-        return found
+        return tail + tables.profile.step_s
 
     def _updates(self, shape: tuple[Counts, ...]) -> Array:
         tables = self.of.request.tables
