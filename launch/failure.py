@@ -36,6 +36,8 @@ class Failure(Document, frozen=True, kw_only=True):
     """Of its traceback where recorded, else the last of its standard error."""
     lost_peer: bool = False
     """It only says that another rank is gone."""
+    traceback_file: str | None = None
+    """Where its whole traceback was kept."""
 
     @property
     def is_consequence(self) -> bool:
@@ -49,33 +51,29 @@ class Report:
 
     failures: tuple[Failure, ...]
     num_ranks: int
-    traceback_file: Callable[[int], str | None] = lambda rank: None
 
     @property
     def root(self) -> Failure:
         """The failure that explains the others."""
         return min(self.failures, key=lambda f: (f.is_consequence, not f.recorded, f.time_s, f.rank))
 
-    def error(self) -> WorkerFailedError:
-        """The root failure in words, as the error to raise."""
-        root = self.root
-        error = WorkerFailedError("\n".join([_headline(root), *_details(root), *self._rest()]))
-        error.rank, error.worker_code = root.rank, root.code
-        return error
-
-    def _rest(self) -> list[str]:
-        lines = []
-        if file := self.traceback_file(self.root.rank):
-            lines.append(f"  whole traceback: {file}")
-        others = self.num_ranks - 1
+    def __str__(self) -> str:
+        """The root failure in words."""
+        root, others = self.root, self.num_ranks - 1
         ended = (
-            f"; the other {others} were ended"
-            if others > 1
-            else "; the other rank was ended"
-            if others
-            else ""
+            f"; the other {others} were ended" if others > 1 else "; the other was ended" if others else ""
         )
-        return [*lines, f"rank {self.root.rank} exited with code {self.root.code}{ended}"]
+        last = f"rank {root.rank} exited with code {root.code}{ended}"
+        return "\n".join([_headline(root), *_details(root), last])
+
+
+class RanksFailedError(WorkerFailedError):
+    """Ranks of a job failed; says how the root of it did."""
+
+    def __init__(self, report: Report) -> None:
+        self.report = report
+        self.rank, self.worker_code = report.root.rank, report.root.code
+        super().__init__(str(report))
 
 
 def where_in(plan: Plan) -> Callable[[int], str]:
@@ -123,4 +121,5 @@ def _details(failure: Failure) -> list[str]:
         lines.append(f"  ... {left_out} lines before")
     if failure.lines and not failure.recorded:
         lines.append("  its last words:")
-    return lines + [f"  {line.removeprefix('  ')}" for line in failure.lines[-SHOWN_LINES:]]
+    lines += [f"  {line.removeprefix('  ')}" for line in failure.lines[-SHOWN_LINES:]]
+    return [*lines, f"  whole traceback: {failure.traceback_file}"] if failure.traceback_file else lines

@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import msgspec
 from torch import cuda
 from torch.distributed import DistNetworkError
 from torch.distributed.elastic.multiprocessing import SignalException
@@ -29,7 +30,9 @@ from arachne_runtime.plan.cluster import node_of
 from arachne_runtime.plan.placement import rank_order
 
 from . import lab
-from .failure import Report, read_failure, where_in
+from .failure import RanksFailedError, Report, read_failure, where_in
+from .hosts import Hosts, interface_of
+from .nodes import nodes_of
 from .streams import RankStreams
 from .worker import DEVICE_VARIABLE
 
@@ -56,6 +59,8 @@ class Meeting:
     """None: any free port (one node only)."""
     first_rank: int = 0
     """Global rank of this node's first device."""
+    name: str = "arachne"
+    """Agents meet only under the same name: the digest of the plan, so that all nodes have the same one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,6 +108,45 @@ def run_plan(
             quiet=quiet,
             log_dir=log_dir,
             meeting=Meeting(address=_local_address()),
+        )
+    )
+
+
+def run_node(
+    plan_path: Path,
+    hosts: Hosts,
+    node: str,
+    command: Sequence[str],
+    *,
+    trace: Path | None = None,
+    log_dir: Path | None = None,
+) -> None:
+    """Run one node of a plan that spans several; the others are started elsewhere and meet at the first."""
+    plan = files.read_plan(plan_path)
+    nodes = {found.name: found for found in nodes_of(plan)}
+    if node not in nodes:
+        raise UsageError(f"the plan has no devices on node {node!r}; its nodes are {', '.join(nodes)}")
+    ours, first = nodes[node], hosts.node[next(iter(nodes))]
+    environment = plan_environment(plan_path, trace)
+    interface = interface_of(hosts.node[node].address)
+    if interface is not None and "GLOO_SOCKET_IFNAME" not in os.environ:
+        environment["GLOO_SOCKET_IFNAME"] = interface
+    launch(
+        Job(
+            devices=ours.devices,
+            command=script_command(command),
+            num_ranks=len(plan.devices),
+            where=where_in(plan),
+            environment=environment,
+            log_dir=log_dir,
+            meeting=Meeting(
+                node_rank=ours.node_rank,
+                num_nodes=len(nodes),
+                address=first.address,
+                port=first.port,
+                first_rank=ours.first_rank,
+                name=files.digest(plan),
+            ),
         )
     )
 
@@ -182,7 +226,7 @@ def launch(job: Job) -> None:
             os.kill(os.getpid(), stopped_by)  # as if we had never caught it: the caller's handler decides
             raise KeyboardInterrupt
         if failed is not None:
-            raise _report(job, failed, streams, Path(scratch)).error()
+            raise RanksFailedError(_report(job, failed, streams, Path(scratch)))
 
 
 def _start(job: Job, streams: RankStreams) -> None:
@@ -193,7 +237,7 @@ def _start(job: Job, streams: RankStreams) -> None:
             min_nodes=meeting.num_nodes,
             max_nodes=meeting.num_nodes,
             nproc_per_node=len(job.devices),
-            run_id="arachne",
+            run_id=meeting.name,
             role="rank",
             rdzv_backend="static",
             rdzv_endpoint=f"{meeting.address}:{port}",
@@ -224,8 +268,8 @@ def _no_meeting(
     first = str(error).splitlines()[0]
     return UnsupportedEnvironmentError(
         f"node {meeting.node_rank} of {meeting.num_nodes} did not reach the first node at "
-        f"{meeting.address}:{port} within {RENDEZVOUS_S} s: {first}; is it running, and does a firewall let "
-        f"the port through?"
+        f"{meeting.address}:{port} within {RENDEZVOUS_S} s ({first}); does it run, with the same plan, and "
+        f"does a firewall let the port through?"
     )
 
 
@@ -241,20 +285,21 @@ def _rank_environment(job: Job, device: str, run_id: str) -> dict[str, str]:
 
 
 def _report(job: Job, failed: ChildFailedError, streams: RankStreams, scratch: Path) -> Report:
-    failures = tuple(
-        read_failure(rank, job.where(rank), f.exitcode, time.time(), f.error_file_data, streams.tail(rank))
-        for rank, f in failed.failures.items()
-    )
+    failures = []
+    for rank, process in failed.failures.items():
+        told, now_s, tail = process.error_file_data, time.time(), streams.tail(rank)
+        failure = read_failure(rank, job.where(rank), process.exitcode, now_s, told, tail)
+        failures.append(msgspec.structs.replace(failure, traceback_file=_keep_traceback(job, scratch, rank)))
+    return Report(tuple(failures), job.num_ranks)
 
-    def traceback_file(rank: int) -> str | None:
-        written = scratch / f"rank-{rank}" / "traceback.txt"
-        if job.log_dir is None or not written.exists():
-            return None
-        kept = job.log_dir / f"rank-{rank}.traceback"
-        kept.write_text(written.read_text())
-        return str(kept)
 
-    return Report(failures, job.num_ranks, traceback_file)
+def _keep_traceback(job: Job, scratch: Path, rank: int) -> str | None:
+    written = scratch / f"rank-{rank}" / "traceback.txt"
+    if job.log_dir is None or not written.exists():
+        return None
+    kept = job.log_dir.absolute() / f"rank-{rank}.traceback"
+    kept.write_text(written.read_text())
+    return str(kept)
 
 
 def free_port() -> int:

@@ -1,11 +1,23 @@
-"""``arachne run``: torchrun with a plan."""
+"""``arachne run``: torchrun with a plan, on one node or on several."""
 
+import os
+import shlex
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from arachne_runtime.errors import ExitCode, UsageError
 from arachne_runtime.plan.files import read_plan
+from arachne_runtime.plan.placement import rank_order
+from arachne_runtime.plan.plan import Plan
+
+from .. import nodes
+from ..failure import RanksFailedError
+from ..hosts import Hosts, read_hosts
 
 
 def command(
@@ -14,13 +26,93 @@ def command(
         list[str],
         typer.Argument(help="Behind --: train.py ARGS, or -m package.module ARGS.", metavar="-- SCRIPT"),
     ],
+    hosts: Annotated[
+        Path | None, typer.Option(help="Start every node of the plan at its address in this hosts.toml.")
+    ] = None,
+    node: Annotated[
+        str | None, typer.Option(help="Start this node alone; the others are started by hand as well.")
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the commands and start nothing.")] = False,
     trace: Annotated[Path | None, typer.Option(help="Write each rank's records into this folder.")] = None,
     log_dir: Annotated[
         Path | None, typer.Option(help="Also write each rank's output into this folder.")
     ] = None,
-) -> None:
+) -> int | None:
     """Run a training script on every device of a plan, one process a device."""
-    read_plan(plan)  # a plan that is wrong is said at once, before torch is loaded
+    found = read_plan(plan)  # a plan that is wrong is said at once, before torch is loaded
+    asked = _Asked(plan, found, tuple(script), trace, log_dir)
+    if hosts is None and node is not None:
+        raise UsageError(f"--node {node} needs --hosts: the nodes meet at the address of the first one")
+    if dry_run:
+        for line in _lines(asked, hosts, node):
+            print(line)
+        return None
+    if hosts is not None:
+        return _on_hosts(asked, hosts, node)
     from ..torchrun import run_plan
 
     run_plan(plan, script, trace=trace, log_dir=log_dir)
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """What runs, wherever it runs."""
+
+    plan_path: Path
+    plan: Plan
+    script: tuple[str, ...]
+    trace: Path | None
+    log_dir: Path | None
+
+    def commands(self, hosts_path: Path, node: str | None) -> tuple[Hosts, dict[str, list[str]]]:
+        """The hosts, and what starts each node of the plan by hand (or the one asked for)."""
+        hosts = read_hosts(hosts_path)
+        nodes.check_hosts_of(self.plan, hosts, hosts_path)
+        names = [found.name for found in nodes.nodes_of(self.plan)]
+        if node is not None and node not in names:
+            raise UsageError(f"the plan has no devices on node {node!r}; its nodes are {', '.join(names)}")
+        paths = {"--trace": self.trace, "--log-dir": self.log_dir}
+        options = [word for name, path in paths.items() if path for word in (name, str(path.absolute()))]
+        wanted = names if node is None else [node]
+        return hosts, {
+            name: nodes.node_command(name, self.plan_path, hosts_path, self.script, options)
+            for name in wanted
+        }
+
+
+def _lines(asked: _Asked, hosts_path: Path | None, node: str | None) -> Iterator[str]:
+    """The command of every node, or of every rank where there is one node."""
+    if hosts_path is None:
+        for rank, device in enumerate(rank_order(asked.plan)):
+            setting = [
+                f"RANK={rank}",
+                f"ARACHNE_DEVICE={device}",
+                f"ARACHNE_PLAN={asked.plan_path.absolute()}",
+            ]
+            yield shlex.join([*setting, sys.executable, "-P", "-u", "-m", "launch.worker", *asked.script])
+        return
+    hosts, words = asked.commands(hosts_path, node)
+    if node is None:
+        words = nodes.commands(asked.plan, hosts, words)
+    for name, command_ in words.items():
+        yield f"{name}: {shlex.join(command_)}"
+
+
+def _on_hosts(asked: _Asked, hosts_path: Path, node: str | None) -> int | None:
+    hosts, words = asked.commands(hosts_path, node)
+    if node is None:
+        nodes.start(asked.plan, nodes.commands(asked.plan, hosts, words))
+        return None
+    if leashed := nodes.LEASH_VARIABLE in os.environ:
+        nodes.hold_leash(asked.plan)
+    from ..torchrun import run_node
+
+    try:
+        run_node(asked.plan_path, hosts, node, asked.script, trace=asked.trace, log_dir=asked.log_dir)
+    except RanksFailedError as error:
+        if not leashed:
+            raise
+        nodes.tell(error)
+        return ExitCode.WORKER_FAILED
+    return None
