@@ -34,10 +34,10 @@ def random_request(seed: int, limits: Limits | None = None) -> Request:
     rng = random.Random(f"problem {seed}")
     model = _model(rng, rng.randint(min(2, limits.blocks), limits.blocks))
     return Request(
-        cluster=_cluster(rng, rng.randint(1, limits.devices), model),
+        cluster=_cluster(rng, max(rng.randint(1, limits.devices) for _ in range(2)), model),
         model=model,
         profile=_profile(rng, model, limits.micro_batch),
-        global_batch=rng.randint(1, limits.global_batch),
+        global_batch=max(rng.randint(1, limits.global_batch) for _ in range(2)),
         schedules=rng.choice(
             [
                 (ScheduleKind.ONE_F_ONE_B,),
@@ -71,7 +71,7 @@ def _block(
     return BlockSpec(
         kind=kind,
         parameters=held,
-        activation_bytes=output + rng.randint(1, 120) * MB,
+        activation_bytes=output + rng.choice([1, 30, 150, 500]) * MB,
         output_bytes=output,
         flops=1e9,
         tied_to=0 if tied else None,
@@ -80,10 +80,10 @@ def _block(
 
 
 def _cluster(rng: random.Random, num_devices: int, model: ModelSpec) -> Cluster:
-    """Nodes of one to three devices of two types; memories from plenty to hardly enough."""
+    """Nodes of one to three devices of two types; memories from plenty to hardly enough for all together."""
     entries: list[NodeEntry] = []
     scale = _model_bytes(model) / GIB
-    memory = {t: round(1.2 + scale * rng.choice([0.35, 0.6, 1.0, 3.0]), 3) for t in TYPES}
+    memory = {t: round(1.2 + scale * rng.choice([1.3 / num_devices, 0.6, 1.0, 3.0]), 3) for t in TYPES}
     left = num_devices
     while left:
         gpus = min(left, rng.choice([1, 1, 2, 3]))

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from itertools import combinations, pairwise, permutations, product
 from math import inf
 
+import msgspec
 import pytest
 
 from arachne_runtime.errors import UsageError
@@ -102,7 +103,17 @@ def test_the_plan_it_returns_has_the_price_it_says():
 
 
 def test_memory_that_nothing_fits_into_ends_without_a_plan():
-    assert best_plan(random_request(16)) is None
+    request = random_request(7, TINY)
+    entries = [msgspec.structs.replace(entry, memory_GiB=1.0) for entry in request.cluster.node]
+    tight = Request(
+        cluster=msgspec.structs.replace(request.cluster, node=tuple(entries)),
+        model=request.model,
+        profile=request.profile,
+        global_batch=request.global_batch,
+        max_micro_batch=request.max_micro_batch,
+    )
+    assert best_plan(request) is not None
+    assert best_plan(tight) is None
 
 
 def test_both_schedules_are_never_worse_than_one():
