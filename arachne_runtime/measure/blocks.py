@@ -53,6 +53,7 @@ def measure_blocks(
         raise UsageError(f"samples must ascend from at least 1, got {list(samples)}")
     together = together or Together.of_default_group()
     parts = ModelParts.of(workload.model)
+    _shared(parts)  # what a model file cannot say ends here, before anything is timed
     probes = find_probes(parts, workload, samples[-1], device=device)
     steps = _Steps(probes, workload, device, device_type, together, effort)
     left = len(probes) * (len(samples) + 1)
@@ -150,9 +151,17 @@ def _model_spec(
     optimizer_bytes: Bytes,
 ) -> ModelSpec:
     sizes = {probe.kind: _sizes(probe, timings) for probe in probes}
-    owners = {tie.name: tie.blocks[0] for tie in parts.ties}
+    shared = _shared(parts)
     blocks = tuple(
-        _block_spec(parts, block, kind, sizes[kind], owners)
+        BlockSpec(
+            kind=kind,
+            parameters=sum(p.numel for p in parts.parameters_of(block)),
+            activation_bytes=sizes[kind].activation_bytes,
+            output_bytes=sizes[kind].output_bytes,
+            flops=sizes[kind].flops,
+            tied_to=shared[block][0],
+            tied_parameters=shared[block][1],
+        )
         for block, kind in enumerate(kinds_by_cost(parts.kinds))
     )
     dtypes = [p.dtype for b in range(parts.num_blocks) for p in parts.parameters_of(b)]
@@ -164,6 +173,24 @@ def _model_spec(
         bytes_per_parameter=ParameterBytes(weight=weight, gradient=weight, optimizer=optimizer_bytes),
         blocks=blocks,
     )
+
+
+def _shared(parts: ModelParts) -> list[tuple[int | None, int]]:
+    """For each block the owner of the parameters that it borrows, and how many these are."""
+    owners = {tie.name: tie.blocks[0] for tie in parts.ties}
+    found: list[tuple[int | None, int]] = []
+    for block in range(parts.num_blocks):
+        borrowed: dict[int, int] = {}
+        for p in parts.parameters_of(block):
+            if p.tie is not None and owners[p.tie] != block:
+                borrowed[owners[p.tie]] = borrowed.get(owners[p.tie], 0) + p.numel
+        if len(borrowed) > 1:
+            raise ModelError(
+                f"block {block} ({parts.kinds[block]}) shares parameters with blocks {sorted(borrowed)}; "
+                f"a model file can name one owner: tie all of them to one block"
+            )
+        found.append(next(iter(borrowed.items()), (None, 0)))
+    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,26 +215,6 @@ def _sizes(probe: Probe, timings: Sequence[BlockTiming]) -> _Sizes:
         activation_bytes=-(-kept // largest.samples),
         output_bytes=-(-crossing // largest.samples),
         flops=counter.get_total_flops() / largest.samples,
-    )
-
-
-def _block_spec(parts: ModelParts, block: int, kind: str, sizes: _Sizes, owners: dict[str, int]) -> BlockSpec:
-    parameters = parts.parameters_of(block)
-    shared = [p for p in parameters if p.tie is not None and owners[p.tie] != block]
-    owning = {owners[p.tie] for p in shared if p.tie is not None}
-    if len(owning) > 1:
-        raise ModelError(
-            f"block {block} ({kind}) shares parameters with blocks {sorted(owning)}; a model file can name "
-            f"one owner: tie all of them to one block"
-        )
-    return BlockSpec(
-        kind=kind,
-        parameters=sum(p.numel for p in parameters),
-        activation_bytes=sizes.activation_bytes,
-        output_bytes=sizes.output_bytes,
-        flops=sizes.flops,
-        tied_to=owning.pop() if owning else None,
-        tied_parameters=sum(p.numel for p in shared),
     )
 
 

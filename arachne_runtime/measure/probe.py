@@ -35,9 +35,10 @@ class Probe:
     def passes(self, samples: int) -> "Passes":
         """Forward and backward for that many samples."""
         device = self.inputs[0].device
-        batch = tree_map_only(Tensor, lambda t: t.to(device), self.batch.rows(range(samples)))
+        rows = self.batch.rows(range(samples))
+        batch = tree_map_only(Tensor, lambda t: t.to(device, copy=True), rows)  # not a view of all samples
         context = self.context_of(batch) if self.context_of else {}
-        return Passes(self, tuple(x[:samples] for x in self.inputs), batch, context)
+        return Passes(self, tuple(x[:samples].clone() for x in self.inputs), batch, context)
 
 
 @dataclass(slots=True)

@@ -119,7 +119,7 @@ def _batch(
     start = time.perf_counter()
     laps.lap()
     repeats = 0
-    while time.perf_counter() - start < batch_s:
+    while not repeats or time.perf_counter() - start < batch_s:
         for phase in phases:
             phase()
             laps.lap()

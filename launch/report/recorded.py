@@ -10,20 +10,23 @@ import msgspec
 from arachne_runtime.errors import InvalidFileError, Problem, UsageError
 from arachne_runtime.plan.files import digest
 from arachne_runtime.plan.plan import Plan
-from arachne_runtime.plan.records import Record
+from arachne_runtime.plan.records import Record, RecordKind
+from arachne_runtime.plan.schedule import Action
 
 _FILE = re.compile(r"rank-(\d+)\.jsonl")
 
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """All records of a run that belong to one plan."""
+    """The records of the last run of one plan."""
 
     records: tuple[Record, ...]
     faults: tuple[str, ...]
     """``rank-1.jsonl:17: reason`` for every line that is no record."""
     other_plans: tuple[str, ...]
     """Digests of other plans that ran in the same folder; their records are left out."""
+    earlier_runs: int
+    """Runs of the plan in the same folder before the last one; their records are left out too."""
 
 
 def read_recorded(folder: Path, plan: Plan) -> Recorded:
@@ -31,27 +34,38 @@ def read_recorded(folder: Path, plan: Plan) -> Recorded:
 
     Raises UsageError where the folder holds no records, InvalidFileError where none is of this plan.
     """
-    files = sorted(
-        (path for path in folder.glob("rank-*.jsonl") if _FILE.fullmatch(path.name)),
-        key=lambda path: int(path.stem.removeprefix("rank-")),
-    )
+    files = sorted((path for path in folder.glob("rank-*.jsonl") if _FILE.fullmatch(path.name)), key=_rank)
     if not files:
         raise UsageError(
             f"{folder} holds no records (rank-*.jsonl); run with a trace: arachne run PLAN --trace DIR"
         )
-    found: list[Record] = []
-    faults: list[str] = []
-    for path in files:
-        for line in _lines(path):
-            found.append(line) if isinstance(line, Record) else faults.append(line)
     wanted = digest(plan)
-    others = tuple(dict.fromkeys(record.plan for record in found if record.plan != wanted))
-    ours = tuple(record for record in found if record.plan == wanted)
-    if not ours:
+    records: list[Record] = []
+    faults: list[str] = []
+    others: dict[str, None] = {}
+    earlier = 0
+    for path in files:
+        runs: list[list[Record]] = [[]]
+        for line in _lines(path):
+            if isinstance(line, str):
+                faults.append(line)
+            elif line.plan != wanted:
+                others[line.plan] = None
+            else:
+                if runs[-1] and line.step < runs[-1][-1].step:  # a run counts its steps from 0
+                    runs.append([])
+                runs[-1].append(line)
+        records += runs[-1]
+        earlier = max(earlier, len(runs) - 1)
+    if not records:
         ran = ", ".join(others) or "no plan that can be read"
         message = f"records of {ran}, none of this plan ({wanted}); give the plan file that ran"
         raise InvalidFileError(str(folder), [Problem("$.plan", message)])
-    return Recorded(ours, tuple(faults), others)
+    return Recorded(tuple(records), tuple(faults), tuple(others), earlier)
+
+
+def _rank(path: Path) -> int:
+    return int(path.stem.removeprefix("rank-"))
 
 
 def _lines(path: Path) -> Iterator[Record | str]:
@@ -61,6 +75,10 @@ def _lines(path: Path) -> Iterator[Record | str]:
         if not line.strip():
             continue
         try:
-            yield decoder.decode(line)
-        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+            record = decoder.decode(line)
+            if record.kind is RecordKind.ACTION:
+                Action.parse(record.name)
+        except (msgspec.MsgspecError, UnicodeDecodeError, UsageError) as error:
             yield f"{path.name}:{number}: {error}"
+        else:
+            yield record

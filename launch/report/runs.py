@@ -1,9 +1,12 @@
 """Lays a measured run beside the price of its plan: stages, reductions, the step, and why they differ."""
 
+import math
 import statistics
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+
+from msgspec.structs import replace
 
 from arachne_runtime.plan.document import Document
 from arachne_runtime.plan.placement import Place, places
@@ -13,10 +16,12 @@ from arachne_runtime.plan.schedule import Action
 from arachne_runtime.units import Seconds, format_seconds
 from planner.cost.estimate import Span
 
-from .recorded import Recorded, read_recorded
+from .recorded import read_recorded
 
 WARM_UP_STEPS = 2
 """The first steps make connections and fill caches; they are left out where more follow."""
+
+STEP, REST = RecordKind.STEP.value, "rest"
 
 
 class Piece(Document, frozen=True, kw_only=True):
@@ -27,11 +32,10 @@ class Piece(Document, frozen=True, kw_only=True):
     pipeline: int
     stage: int
     sort: str
-    """``forward``, ``backward``, ``reduce 7:26``, ``update``."""
+    """``forward``, ``backward``, ``reduce 7:26``, ``update``, ``rest``."""
     count: int
     """How many a step: micro-batches for forward and backward."""
     compute_s: Seconds
-    """Measured work; for a reduction, all of it."""
     wait_s: Seconds
     transfer_s: Seconds
     predicted_s: Seconds | None
@@ -44,8 +48,8 @@ class Piece(Document, frozen=True, kw_only=True):
 
     @property
     def excess_s(self) -> Seconds:
-        """Measured minus predicted; 0 without a prediction."""
-        return 0.0 if self.predicted_s is None else self.measured_s - self.predicted_s
+        """Measured minus predicted; no price knows of the rest of a step."""
+        return self.measured_s - (self.predicted_s or 0.0)
 
     def __str__(self) -> str:
         return f"{self.sort} on {self.device} (pipeline {self.pipeline}, stage {self.stage})"
@@ -58,7 +62,7 @@ class RunReport(Document, frozen=True, kw_only=True):
     """Steps that count, after the warm-up."""
     warm_up_steps: int
     measured_s: Seconds
-    """Median of the steps' times; a step is as long as its slowest rank's."""
+    """Median of the steps' times."""
     predicted_s: Seconds | None
     error: float | None
     """(predicted - measured) / measured."""
@@ -68,6 +72,9 @@ class RunReport(Document, frozen=True, kw_only=True):
     faults: tuple[str, ...]
     """Lines of the records that could not be read."""
     other_plans: tuple[str, ...]
+    """Digests of other plans whose records lie in the same folder."""
+    earlier_runs: int
+    """Runs of this plan in the same folder before the last one, which is the one reported."""
 
 
 def report_run(
@@ -89,7 +96,7 @@ def report_run(
     counted = frozenset(steps[warm_up:])
     records = [record for record in recorded.records if record.step in counted]
     measured_s = _step_seconds(records)
-    pieces = tuple(_pieces(plan, records, timeline))
+    pieces = tuple(_apart(tuple(_pieces(plan, records, timeline))))
     return RunReport(
         steps=len(counted),
         warm_up_steps=warm_up,
@@ -100,15 +107,25 @@ def report_run(
         because=_because(pieces, measured_s, predicted_s),
         faults=recorded.faults,
         other_plans=recorded.other_plans,
+        earlier_runs=recorded.earlier_runs,
     )
 
 
-def _step_seconds(records: Iterable[Record]) -> Seconds:
-    """Median over the steps of the slowest rank's time, from the last end of any piece."""
-    longest: dict[int, Seconds] = defaultdict(float)
+def _step_seconds(records: Sequence[Record]) -> Seconds:
+    """Median over the steps of the mean over the ranks: all ranks meet in every step, so all have its length.
+
+    Where no rank wrote whole steps, the last end of any piece.
+    """
+    whole: dict[int, list[Seconds]] = defaultdict(list)
     for record in records:
-        longest[record.step] = max(longest[record.step], record.start_s + _spent(record))
-    return statistics.median(longest.values())
+        if record.kind is RecordKind.STEP:
+            whole[record.step].append(_spent(record))
+    if whole:
+        return statistics.median(map(statistics.fmean, whole.values()))
+    last: dict[int, Seconds] = defaultdict(float)
+    for record in records:
+        last[record.step] = max(last[record.step], record.start_s + _spent(record))
+    return statistics.median(last.values())
 
 
 def _spent(record: Record) -> Seconds:
@@ -117,21 +134,21 @@ def _spent(record: Record) -> Seconds:
 
 def _pieces(
     plan: Plan, records: Iterable[Record], timeline: Mapping[str, Sequence[Span]] | None
-) -> Iterable[Piece]:
+) -> Iterator[Piece]:
     by_rank = {place.rank: place for place in places(plan)}
     groups: dict[tuple[int, str], list[Record]] = defaultdict(list)
     for record in records:
-        sort = _sort(record.kind, record.name)
-        if sort is not None and record.rank in by_rank:
-            groups[record.rank, sort].append(record)
+        if record.rank in by_rank:
+            groups[record.rank, _sort(record.kind, record.name)].append(record)
     for (rank, sort), group in sorted(groups.items(), key=lambda item: item[0][0]):
-        place = by_rank[rank]
-        spans = None if timeline is None else timeline.get(place.device, ())
-        yield _piece(place, sort, group, spans)
+        spans = (timeline or {}).get(by_rank[rank].device, ())
+        if sort != STEP:
+            yield _piece(by_rank[rank], sort, group, spans)
+    yield from _rests(by_rank, groups)
 
 
-def _piece(place: Place, sort: str, group: Sequence[Record], spans: Sequence[Span] | None) -> Piece:
-    ours = [span for span in spans or () if _sort(span.kind, span.name) == sort]
+def _piece(place: Place, sort: str, group: Sequence[Record], spans: Sequence[Span]) -> Piece:
+    ours = [span for span in spans if _sort(span.kind, span.name) == sort]
     steps = len({record.step for record in group})
     return Piece(
         rank=place.rank,
@@ -140,47 +157,81 @@ def _piece(place: Place, sort: str, group: Sequence[Record], spans: Sequence[Spa
         stage=place.stage,
         sort=sort,
         count=round(len(group) / steps),
-        compute_s=_per_step(group, "compute_s"),
-        wait_s=_per_step(group, "wait_s"),
-        transfer_s=_per_step(group, "transfer_s"),
+        compute_s=_per_step(group, lambda r: r.compute_s),
+        wait_s=_per_step(group, lambda r: r.wait_s),
+        transfer_s=_per_step(group, lambda r: r.transfer_s),
         predicted_s=sum(span.end_s - span.start_s for span in ours) if ours else None,
     )
 
 
-def _sort(kind: RecordKind, name: str) -> str | None:
+def _rests(
+    by_rank: Mapping[int, Place], groups: Mapping[tuple[int, str], Sequence[Record]]
+) -> Iterator[Piece]:
+    """What a step holds beside its pieces: the commit word with the wait for all, reading rows, bookkeeping.
+
+    The rank that all wait for waits least: its rest is work, what others have more is waiting.
+    """
+    rest: dict[int, Seconds] = {}
+    for rank in by_rank:
+        if (rank, STEP) in groups:
+            told = [r for (of, sort), group in groups.items() if of == rank and sort != STEP for r in group]
+            rest[rank] = max(0.0, _per_step(groups[rank, STEP], _spent) - _per_step(told, _spent))
+    for rank, seconds in rest.items():
+        place, work = by_rank[rank], min(rest.values())
+        yield Piece(
+            rank=rank,
+            device=place.device,
+            pipeline=place.pipeline,
+            stage=place.stage,
+            sort=REST,
+            count=1,
+            compute_s=work,
+            wait_s=seconds - work,
+            transfer_s=0.0,
+            predicted_s=None,
+        )
+
+
+def _sort(kind: RecordKind, name: str) -> str:
     """What records are put together: all forwards of a stage, all backwards, each reduction, the update."""
     if kind is RecordKind.ACTION:
         return Action.parse(name).work.name.lower()
-    if kind is RecordKind.REDUCE:
-        return f"reduce {name}"
-    return "update" if kind is RecordKind.UPDATE else None
+    return f"reduce {name}" if kind is RecordKind.REDUCE else kind.value
 
 
-def _per_step(group: Iterable[Record], field: str) -> Seconds:
+def _per_step(group: Iterable[Record], seconds: Callable[[Record], Seconds]) -> Seconds:
     """Sum over a step, median over the steps: under a quota single actions are too short to judge."""
     total: dict[int, Seconds] = defaultdict(float)
     for record in group:
-        total[record.step] += getattr(record, field)
-    return statistics.median(total.values())
+        total[record.step] += seconds(record)
+    return statistics.median(total.values()) if total else 0.0
+
+
+def _apart(pieces: Sequence[Piece]) -> Iterator[Piece]:
+    """Reductions with their wait told from their work: the rank that comes last does not wait."""
+    least: dict[str, Seconds] = {}
+    for piece in pieces:
+        if piece.sort.startswith("reduce "):
+            least[piece.sort] = min(least.get(piece.sort, math.inf), piece.wait_s)
+    for piece in pieces:
+        work = least.get(piece.sort, 0.0)
+        yield replace(piece, compute_s=piece.compute_s + work, wait_s=piece.wait_s - work)
 
 
 def _because(pieces: Sequence[Piece], measured_s: Seconds, predicted_s: Seconds | None) -> str:
     if predicted_s is None:
         return "the plan holds no prediction; give the cluster, model and profile, or plan again"
-    known = [piece for piece in pieces if piece.predicted_s is not None]
+    known = [piece for piece in pieces if piece.predicted_s is not None or piece.sort == REST]
     if not known:
         return "no timeline to compare with; give the cluster, model and profile that the plan was made from"
     gap_s = measured_s - predicted_s
     worst = max(known, key=lambda piece: piece.excess_s if gap_s > 0 else -piece.excess_s)
-    assert worst.predicted_s is not None
+    predicted = format_seconds(worst.predicted_s or 0.0)
     return (
-        f"{worst}: measured {format_seconds(worst.measured_s)} a step, predicted "
-        f"{format_seconds(worst.predicted_s)}: {_signed(worst.excess_s)} of a difference of {_signed(gap_s)}"
+        f"{worst}: measured {format_seconds(worst.measured_s)} a step, predicted {predicted}: "
+        f"{_signed(worst.excess_s)} of a difference of {_signed(gap_s)}"
     )
 
 
 def _signed(seconds: Seconds) -> str:
     return f"{'+' if seconds >= 0 else '-'}{format_seconds(abs(seconds))}"
-
-
-__all__ = ["Piece", "Recorded", "RunReport", "report_run"]

@@ -1,0 +1,117 @@
+import pytest
+import torch
+
+from arachne_runtime.measure.links import LinkEffort, LinkTrial, link_trials, measure_links
+from arachne_runtime.measure.together import Together
+from arachne_runtime.plan.cluster import Cluster, Network, NodeEntry
+from arachne_runtime.plan.profile import LinkScope
+from arachne_runtime.testing import run_ranks
+
+INTRA, INTER = LinkScope.INTRA, LinkScope.INTER
+MIB = 2**20
+
+
+def cluster(*nodes):
+    entries = tuple(NodeEntry(name=n, device=kind, gpus=gpus) for n, kind, gpus in nodes)
+    return Cluster(node=entries, network=Network(inter_GBps=1.0))
+
+
+def trials(*nodes):
+    found = cluster(*nodes)
+    return link_trials(found, found.devices)
+
+
+def test_each_pair_of_types_is_measured_alone_once():
+    assert trials(("a", "x", 1), ("b", "x", 1), ("c", "y", 1)) == (
+        LinkTrial(INTER, 1, ((0, 1),)),
+        LinkTrial(INTER, 1, ((0, 2),)),
+    )
+
+
+def test_one_device_has_no_link():
+    assert trials(("a", "x", 1)) == ()
+
+
+def test_all_devices_of_a_node_exchange_at_once():
+    found = trials(("a", "x", 4))
+    assert found == (LinkTrial(INTRA, 1, ((0, 1),)), LinkTrial(INTRA, 4, ((0, 3), (1, 2))))
+
+
+def test_with_an_odd_number_one_rests():
+    *_, crowd = trials(("a", "x", 3))
+    assert crowd.senders == 2
+    assert len(crowd.pairs) == 1
+
+
+def test_all_devices_of_two_nodes_exchange_at_once():
+    found = trials(("a", "x", 2), ("b", "y", 3))
+    assert LinkTrial(INTER, 2, ((0, 2), (1, 3))) in found
+    assert {(t.scope, t.senders) for t in found} == {(INTRA, 1), (INTRA, 2), (INTER, 1), (INTER, 2)}
+
+
+SHORT = LinkEffort(batch_s=0.05, budget_s=20)
+
+
+def measured(nodes, sizes, effort=SHORT):
+    found = cluster(*nodes)
+    return measure_links(
+        found, found.devices, device=torch.device("cpu"), together=Together.of_default_group(),
+        sizes=sizes, effort=effort,
+    )  # fmt: skip
+
+
+def test_large_messages_take_time_in_proportion_and_small_ones_a_latency():
+    """Best of 3 attempts; every rank gets the same figures."""
+    sizes = (1024, 4 * MIB, 16 * MIB)
+    for _ in range(3):
+        links, others = run_ranks(2, measured, [("a", "x", 2)], sizes)
+        assert links == others
+        (link,) = links
+        assert (link.between, link.scope, link.senders) == (("x", "x"), INTRA, 1)
+        assert [p.bytes for p in link.points] == list(sizes)
+        small, middle, large = (p.seconds for p in link.points)
+        if 2.5 < large / middle < 7 and 0 < small < middle:
+            return
+    pytest.fail(f"1 KiB {small:.6f} s, 4 MiB {middle:.6f} s, 16 MiB {large:.6f} s")
+
+
+def test_a_message_takes_as_long_as_one_takes():
+    """Half a ping-pong turn, against a plain loop of the same messages; best of 3 attempts."""
+    for _ in range(3):
+        (link,), _ = run_ranks(2, measured, [("a", "x", 2)], (4 * MIB,))
+        by_hand = max(run_ranks(2, seconds_of_a_message, 4 * MIB))
+        if link.points[0].seconds == pytest.approx(by_hand, rel=0.4):
+            return
+    pytest.fail(f"measured {link.points[0].seconds:.6f} s, by hand {by_hand:.6f} s")
+
+
+def seconds_of_a_message(size):
+    import time
+
+    import torch.distributed as dist
+
+    data, rank = torch.zeros(size, dtype=torch.uint8), dist.get_rank()
+    dist.barrier()
+    start = time.perf_counter()
+    for turn in range(40):
+        if turn % 2 == rank:
+            dist.send(data, 1 - rank)
+        else:
+            dist.recv(data, 1 - rank)
+    return (time.perf_counter() - start) / 40
+
+
+def test_links_of_unlike_devices_and_crowds_come_by_type():
+    nodes = [("a", "x", 2), ("b", "y", 2)]
+    for links in run_ranks(4, measured, nodes, (1024,), LinkEffort(batch_s=0.01, budget_s=20)):
+        assert [(x.between, x.scope, x.senders) for x in links] == [
+            (("x", "x"), INTRA, 1), (("x", "y"), INTER, 1), (("y", "y"), INTRA, 1), (("x", "y"), INTER, 2),
+        ]  # fmt: skip
+        assert all(p.seconds > 0 for x in links for p in x.points)
+
+
+def test_a_link_that_used_up_its_budget_leaves_out_larger_sizes():
+    (link,), _ = run_ranks(
+        2, measured, [("a", "x", 2)], (1024, 2048, 4096), LinkEffort(batch_s=0.02, budget_s=1e-6)
+    )
+    assert [p.bytes for p in link.points] == [1024]

@@ -1,0 +1,117 @@
+import os
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+
+from arachne_runtime.errors import UnsupportedEnvironmentError, UsageError
+from arachne_runtime.measure.timing import Effort, seconds_by_phase
+from arachne_runtime.measure.together import Together
+from arachne_runtime.testing import run_ranks
+from launch.lab import cgroup
+
+ALONE = Together(0, 1)
+CPU = torch.device("cpu")
+
+
+def spin(cpu_s):
+    """Compute for this much CPU time, however long that takes."""
+    stop_at = time.process_time() + cpu_s
+    while time.process_time() < stop_at:
+        pass
+
+
+@pytest.mark.parametrize(
+    "settings", [{"batch_s": 0}, {"min_batches": 4, "max_batches": 3}, {"min_batches": 0}]
+)
+def test_an_effort_that_measures_nothing_is_refused(settings):
+    with pytest.raises(UsageError, match="min_batches"):
+        Effort(**settings)
+
+
+def test_a_time_is_the_mean_over_repeats_and_not_their_median():
+    calls = 0
+
+    def throttled_now_and_then():
+        nonlocal calls
+        calls += 1
+        time.sleep(0.020 if calls % 10 == 0 else 0.001)
+
+    (seconds,) = seconds_by_phase((throttled_now_and_then,), device=CPU, together=ALONE)
+    assert 0.0029 <= seconds < 0.006  # mean (9 * 1 + 20) / 10 = 2.9 ms plus late wake-ups; median 1 ms
+
+
+def test_wall_time_is_split_by_the_work_of_each_phase():
+    effort = Effort(batch_s=0.1, min_batches=1, max_batches=1)
+    phases = (lambda: spin(0.001), lambda: spin(0.003))
+    first, second = seconds_by_phase(phases, device=CPU, together=ALONE, effort=effort)
+    assert second / first == pytest.approx(3, rel=0.05)
+
+
+THROTTLED = """
+import sys, time, torch
+from pathlib import Path
+from arachne_runtime.measure.timing import seconds_by_phase
+from arachne_runtime.measure.together import Together
+from launch.lab import cgroup
+from tests.test_measure_timing import spin
+
+cgroup.enter(Path(sys.argv[1]))
+(seconds,) = seconds_by_phase((lambda: spin(0.002),), device=torch.device("cpu"), together=Together(0, 1))
+print(seconds / 0.002)
+"""
+
+
+@pytest.fixture
+def fifth_of_a_core():
+    """A control group with a quota of 0.2 of a core, served before all other processes."""
+    if os.geteuid() != 0:
+        pytest.skip("needs root to make a control group")
+    try:
+        groups = cgroup.create(cgroup.own_hierarchy(), f"arachne-test-{os.getpid()}", [0.2])
+    except UnsupportedEnvironmentError as error:
+        pytest.skip(f"no CPU quota here: {error}")
+    yield groups[0]
+    cgroup.remove((*groups, groups[0].parent))
+
+
+def test_on_a_fifth_of_a_core_work_reads_five_times_its_cpu_time(fifth_of_a_core):
+    """Best of 3 attempts: other processes of the machine can only add time."""
+    readings = []
+    for _ in range(3):
+        done = subprocess.run(
+            [sys.executable, "-c", THROTTLED, str(fifth_of_a_core)],
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        readings.append(float(done.stdout))
+        if abs(readings[-1] - 5) <= 0.25:
+            return
+    pytest.fail(f"2 ms of work on 0.2 of a core read {readings} times 2 ms, not 5.0 within 5 %")
+
+
+def words_of_all_ranks():
+    together = Together.of_default_group()
+    mine = bytes([together.rank]) * (1 + 1000 * together.rank)
+    return (
+        together.largest(float(together.rank)),
+        together.largest_of(3, together.rank if together.rank != 1 else None, together.rank + 0.5),
+        [(set(each), len(each)) for each in together.gather(mine)],
+    )
+
+
+def test_ranks_agree_on_numbers_and_exchange_bytes():
+    for largest, several, gathered in run_ranks(3, words_of_all_ranks):
+        assert largest == 2
+        assert several == [0.5, 0, 2.5]
+        assert gathered == [({0}, 1), ({1}, 1001), ({2}, 2001)]
+
+
+def test_one_process_needs_no_group():
+    alone = Together.of_default_group()
+    alone.barrier()
+    assert alone.largest(2.5) == 2.5
+    assert alone.gather(b"x") == (b"x",)
