@@ -11,10 +11,17 @@ if TYPE_CHECKING:
     from .request import Request as Request
     from .search import Found as Found
     from .search import find_plan as find_plan
+    from .search import signed as signed
 
-_HOMES = {"Found": "search", "Progress": "judge", "Request": "request", "find_plan": "search"}
+_HOMES = {
+    "Found": "search",
+    "Progress": "judge",
+    "Request": "request",
+    "find_plan": "search",
+    "signed": "search",
+}
 
-__all__ = ["Found", "Progress", "Request", "find_plan"]
+__all__ = ["Found", "Progress", "Request", "find_plan", "signed"]
 
 
 def __getattr__(name: str) -> object:

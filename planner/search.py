@@ -4,8 +4,11 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 
-from arachne_runtime.errors import NoFeasiblePlanError
-from arachne_runtime.plan.plan import Plan
+from msgspec.structs import replace
+
+from arachne_runtime.errors import NoFeasiblePlanError, NotMeasuredError
+from arachne_runtime.plan.files import digest
+from arachne_runtime.plan.plan import MadeBy, Plan, Predicted
 from arachne_runtime.units import Seconds
 
 from .complete import Completer
@@ -41,8 +44,10 @@ class Rival:
     """What a peer strategy proposed."""
 
     name: str
-    plan: Plan
-    estimate: Estimate
+    plan: Plan | None
+    estimate: Estimate | None
+    reason: str = ""
+    """Why it has no plan."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,12 +101,19 @@ def find_plan(
 
 def _rivals(request: Request, judge: Judge) -> Iterator[Rival]:
     for peer in PEERS:
-        plan = peer.propose(request)
-        if plan is not None:
-            judge.keep(plan)
-            outcome = price(plan, request)
-            assert isinstance(outcome, Estimate)
-            yield Rival(peer.name, plan, outcome)
+        try:
+            plan = peer.propose(request)
+        except NotMeasuredError as error:  # what it would try reaches beyond the profile
+            judge.not_measured = error
+            yield Rival(peer.name, None, None, str(error))
+            continue
+        if plan is None:
+            yield Rival(peer.name, None, None, "no plan of it fits")
+            continue
+        judge.keep(plan)
+        outcome = price(plan, request)
+        assert isinstance(outcome, Estimate)
+        yield Rival(peer.name, plan, outcome)
 
 
 def _search(request: Request, judge: Judge, seed: int) -> bool:
@@ -176,3 +188,25 @@ def _ranked(proposals: list[Proposal], completer: Completer, proposer: Proposer)
             sync = proposer.sync_s / len(line) if proposal.copies * max(map(len, line)) > 1 else 0.0
             found.append((seconds + sync, at))
     return [proposals[at] for _, at in sorted(found)]
+
+
+def signed(found: Found, request: Request, *, version: str, seed: int = 0) -> Plan:
+    """The plan of a search with what is predicted of it and where it comes from, as it goes into a file.
+
+    ``version`` of this project, ``seed`` of the search.
+    """
+    estimate = found.estimate
+    predicted = Predicted(
+        iteration_s=estimate.iteration_s,
+        samples_per_s=estimate.samples_per_s,
+        peak_bytes=dict(estimate.peak_bytes),
+    )
+    made_by = MadeBy(
+        solver="arachne",
+        seed=seed,
+        version=version,
+        cluster=digest(request.cluster),
+        model=digest(request.model),
+        profile=digest(request.profile),
+    )
+    return replace(found.plan, predicted=predicted, made_by=made_by)

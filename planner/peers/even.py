@@ -21,9 +21,7 @@ class Even:
 
     def propose(self, request: Request) -> Plan | None:
         """The fastest of its plans; None where the model fits no device, or the batch has too few samples."""
-        return best(_plans(request, recompute=False), request) or best(
-            _plans(request, recompute=True), request
-        )
+        return best(request, _plans(request, recompute=False), _plans(request, recompute=True))
 
 
 def propose(request: Request) -> Plan | None:

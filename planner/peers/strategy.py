@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 from typing import Protocol
 
+from arachne_runtime.errors import NotMeasuredError
 from arachne_runtime.plan.plan import Plan
 
 from ..cost import Estimate, price
@@ -22,11 +23,24 @@ class Strategy(Protocol):
         ...
 
 
-def best(plans: Iterable[Plan], request: Request) -> Plan | None:
-    """The fastest plan under the price, the first of equals; None where none fits."""
-    found: tuple[float, Plan] | None = None
-    for plan in plans:
-        outcome = price(plan, request)
-        if isinstance(outcome, Estimate) and (found is None or outcome.iteration_s < found[0]):
-            found = outcome.iteration_s, plan
-    return found[1] if found else None
+def best(request: Request, *grids: Iterable[Plan]) -> Plan | None:
+    """The fastest plan of the first grid of which any fits, the first of equals; None where none fits.
+
+    Raises NotMeasuredError where no plan fits and some reach beyond the profile.
+    """
+    beyond: NotMeasuredError | None = None
+    for grid in grids:
+        found: tuple[float, Plan] | None = None
+        for plan in grid:
+            try:
+                outcome = price(plan, request)
+            except NotMeasuredError as error:
+                beyond = error
+                continue
+            if isinstance(outcome, Estimate) and (found is None or outcome.iteration_s < found[0]):
+                found = outcome.iteration_s, plan
+        if found:
+            return found[1]
+    if beyond is not None:
+        raise beyond
+    return None

@@ -25,9 +25,7 @@ class Uniform:
 
     def propose(self, request: Request) -> Plan | None:
         """The fastest of its grid; None where nothing fits or no grid divides devices and batch."""
-        return best(_plans(request, recompute=False), request) or best(
-            _plans(request, recompute=True), request
-        )
+        return best(request, _plans(request, recompute=False), _plans(request, recompute=True))
 
 
 def propose(request: Request) -> Plan | None:

@@ -1,0 +1,132 @@
+"""``arachne compare``: several plans and the rivals' under one price, side by side."""
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from arachne_runtime.errors import ExitCode, NotMeasuredError, UsageError
+from arachne_runtime.plan.files import read_cluster, read_plan
+from arachne_runtime.plan.plan import Plan
+from arachne_runtime.units import format_bytes, format_seconds
+
+from ..inputs import model_from, profile_from
+
+if TYPE_CHECKING:  # loads NumPy, which `arachne --help` does without
+    from planner import Request
+    from planner.cost import Estimate
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One plan and its price."""
+
+    name: str
+    """The plan's file, or the name of the strategy that proposed it."""
+    plan: Plan | None
+    """None where a strategy has no plan that fits."""
+    estimate: "Estimate | None"
+    """None where the plan does not fit."""
+    remark: str
+    """What limits it, or why it does not fit."""
+
+    @property
+    def samples_per_s(self) -> float:
+        """Throughput; 0 where the plan does not fit."""
+        return self.estimate.samples_per_s if self.estimate else 0.0
+
+
+def command(
+    plans: Annotated[list[Path], typer.Argument(help="Plans to compare (plan.json).")],
+    cluster: Annotated[Path, typer.Option(help="The devices: a cluster.toml.")],
+    model: Annotated[str, typer.Option(help="A model.json, or a name of the catalog.")],
+    profile: Annotated[
+        str | None, typer.Option(help="A profile.json, or a name of the catalog (default: the model's).")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print all of it as JSON.")] = False,
+) -> int | None:
+    """Price plans and what simple strategies propose for the same problem; exit code 4 where none fits."""
+    places, spec = read_cluster(cluster), model_from(model)
+    measured = profile_from(model if profile is None else profile)
+    read = [(str(path), read_plan(path, cluster=places, model=spec)) for path in plans]
+    batches = {plan.global_batch for _, plan in read}
+    if len(batches) > 1:
+        raise UsageError(
+            f"the plans have global batches {', '.join(map(str, sorted(batches)))}, which train "
+            f"differently; compare plans of one global batch"
+        )
+    from planner import Request
+
+    request = Request(
+        cluster=places,
+        model=spec,
+        profile=measured,
+        global_batch=batches.pop(),
+        schedules=tuple(dict.fromkeys(plan.schedule for _, plan in read)),
+    )
+    rows = sorted(_rows(read, request), key=lambda row: -row.samples_per_s)
+    print(json.dumps(_as_json(rows), indent=2) if as_json else _as_text(rows))
+    return None if any(row.samples_per_s for row in rows) else ExitCode.NO_FEASIBLE_PLAN
+
+
+def _rows(read: Sequence[tuple[str, Plan]], request: "Request") -> Iterator[Row]:
+    from planner.peers import PEERS
+
+    for name, plan in read:
+        yield _row(name, plan, request)
+    for peer in PEERS:
+        try:
+            proposed = peer.propose(request)
+        except NotMeasuredError as error:
+            yield Row(peer.name, None, None, str(error))
+            continue
+        if proposed is None:
+            yield Row(peer.name, None, None, "has no plan that fits")
+        else:
+            yield _row(peer.name, proposed, request)
+
+
+def _row(name: str, plan: Plan, request: "Request") -> Row:
+    from planner.cost import Infeasible, price
+
+    found = price(plan, request)
+    if isinstance(found, Infeasible):
+        return Row(name, plan, None, f"does not fit: {found.reason}")
+    return Row(name, plan, found, f"limited by: {found.limits}")
+
+
+def _as_text(rows: Sequence[Row]) -> str:
+    """One line a plan, the fastest first, then what limits each."""
+    best = rows[0].samples_per_s
+    heads = ("plan", "iteration", "samples/s", "ratio", "devices", "memory")
+    table = [heads, *(_cells(row, best) for row in rows)]
+    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+    lines = ["  ".join(map(str.ljust, cells, widths)).rstrip() for cells in table]
+    lines.append("")
+    return "\n".join(lines + [f"{row.name}: {row.remark}" for row in rows])
+
+
+def _cells(row: Row, best: float) -> tuple[str, ...]:
+    devices = str(len(row.plan.devices)) if row.plan else "-"
+    if row.estimate is None:
+        return row.name, "does not fit" if row.plan else "no plan", "-", "-", devices, "-"
+    memory = format_bytes(max(row.estimate.peak_bytes.values()))
+    seconds, rate = format_seconds(row.estimate.iteration_s), f"{row.samples_per_s:.4g}"
+    return row.name, seconds, rate, f"{best / row.samples_per_s:.3f}x", devices, memory
+
+
+def _as_json(rows: Sequence[Row]) -> list[dict[str, Any]]:
+    return [
+        {
+            "plan": row.name,
+            "iteration_s": row.estimate.iteration_s if row.estimate else None,
+            "samples_per_s": row.samples_per_s or None,
+            "ratio": rows[0].samples_per_s / row.samples_per_s if row.samples_per_s else None,
+            "devices": len(row.plan.devices) if row.plan else None,
+            "remark": row.remark,
+        }
+        for row in rows
+    ]
