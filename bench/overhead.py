@@ -1,0 +1,175 @@
+"""What the engine costs beside its rivals on the same even plan: torch's own 1F1B on 4 ranks, DDP on 2.
+
+Both sides train the same blocks on the same rows in the same processes, in alternating pairs. A step is
+forward, backward, (DDP: reduction) and AdamW. Ours also computes the gradient norm and sends the commit word.
+"""
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import nn
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B
+from torch.nn.parallel import DistributedDataParallel
+
+from arachne_runtime.engine import Engine
+from arachne_runtime.model import ModelParts
+from arachne_runtime.plan.plan import Pipeline, Plan, Replica, Stage
+from arachne_runtime.testing import run_ranks
+
+from .report import Options, Result, at_most, interval, run_bench
+
+BOUND = 1.05
+WARM_UP = 2
+"""Pairs that are thrown away: buffers, threads, first-call imports."""
+
+
+@dataclass(frozen=True)
+class Size:
+    """A stack of transformer blocks and its batch."""
+
+    width: int
+    sequence: int = 64
+    heads: int = 4
+    blocks: int = 8
+    rows: int = 4
+    """Of a micro-batch, or of a replica."""
+    micro_batches: int = 8
+
+
+class Block(nn.Module):
+    """Causal attention and an MLP, with residuals."""
+
+    def __init__(self, width, heads):
+        super().__init__()
+        self.heads = heads
+        self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.mix, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+
+    def forward(self, x):
+        B, S, D = x.shape
+        q, k, v = self.mix(self.norm1(x)).view(B, S, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
+        mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        x = x + self.out(mixed.transpose(1, 2).reshape(B, S, D))
+        return x + self.down(F.gelu(self.up(self.norm2(x))))
+
+
+def model(size: Size) -> nn.Sequential:
+    return nn.Sequential(*(Block(size.width, size.heads) for _ in range(size.blocks)))
+
+
+def adamw(parameters):
+    return torch.optim.AdamW(parameters, lr=1e-4)
+
+
+def batch(size: Size, num_rows: int):
+    random = torch.Generator().manual_seed(1)
+    shape = (num_rows, size.sequence, size.width)
+    return torch.randn(shape, generator=random), torch.randn(shape, generator=random)
+
+
+def ours(plan: Plan, size: Size) -> Engine:
+    return Engine(
+        plan,
+        ModelParts.of(lambda: model(size)),
+        optimizer=adamw,
+        loss=lambda output, batch: F.mse_loss(output, batch[1]),
+    )
+
+
+def pipeline_pairs(size: Size, pairs: int):
+    """On 4 ranks: one stage each, the same number of blocks."""
+    rank, depth = dist.get_rank(), dist.get_world_size()
+    per_stage = size.blocks // depth
+    stages = tuple(
+        Stage(
+            layers=(i * per_stage, (i + 1) * per_stage),
+            replicas=(Replica(devices=(f"n:{i}",), share=size.rows),),
+        )
+        for i in range(depth)
+    )
+    num_rows = size.rows * size.micro_batches
+    pipeline = Pipeline(micro_batches=size.micro_batches, micro_batch=size.rows, stages=stages)
+    plan = Plan(model="stack", global_batch=num_rows, sequence=size.sequence, pipelines=(pipeline,))
+    engine, (inputs, targets) = ours(plan, size), batch(size, num_rows)
+
+    blocks = model(size)[rank * per_stage : (rank + 1) * per_stage]
+    optimizer = adamw(blocks.parameters())
+    stage = PipelineStage(blocks, rank, depth, torch.device("cpu"))
+    schedule = Schedule1F1B(stage, size.micro_batches, loss_fn=F.mse_loss)
+
+    def theirs() -> None:
+        optimizer.zero_grad()
+        given = (inputs,) if rank == 0 else ()
+        schedule.step(*given, **({"target": targets} if rank == depth - 1 else {}))
+        optimizer.step()
+
+    return measure_pairs(lambda: engine.step((inputs, targets)), theirs, pairs)
+
+
+def data_parallel_pairs(size: Size, pairs: int):
+    """On 2 ranks: the whole model each, half of the rows."""
+    rank, width = dist.get_rank(), dist.get_world_size()
+    replicas = tuple(Replica(devices=(f"n:{i}",), share=size.rows) for i in range(width))
+    num_rows = size.rows * width
+    pipeline = Pipeline(
+        micro_batches=1, micro_batch=num_rows, stages=(Stage(layers=(0, size.blocks), replicas=replicas),)
+    )
+    plan = Plan(model="stack", global_batch=num_rows, sequence=size.sequence, pipelines=(pipeline,))
+    engine, (inputs, targets) = ours(plan, size), batch(size, num_rows)
+
+    wrapped = DistributedDataParallel(model(size), gradient_as_bucket_view=True)
+    optimizer = adamw(wrapped.parameters())
+    mine = slice(rank * size.rows, (rank + 1) * size.rows)
+
+    def theirs() -> None:
+        optimizer.zero_grad()
+        F.mse_loss(wrapped(inputs[mine]), targets[mine]).backward()
+        optimizer.step()
+
+    return measure_pairs(lambda: engine.step((inputs, targets)), theirs, pairs)
+
+
+def measure_pairs(first: Callable[[], object], second: Callable[[], object], pairs: int):
+    """(CPU ratio, wall ratio, seconds of ours) of each pair; CPU summed over ranks, wall of the slowest."""
+    found = []
+    for index in range(WARM_UP + pairs):
+        order = (first, second) if index % 2 == 0 else (second, first)
+        times = {call: time_one(call) for call in order}
+        (cpu_a, wall_a), (cpu_b, wall_b) = times[first], times[second]
+        if index >= WARM_UP:
+            found.append((cpu_a / cpu_b, wall_a / wall_b, wall_a))
+    return found
+
+
+def time_one(call: Callable[[], object]) -> tuple[float, float]:
+    dist.barrier()
+    cpu, wall = time.process_time(), time.perf_counter()
+    call()
+    spent = torch.tensor([time.process_time() - cpu, time.perf_counter() - wall], dtype=torch.float64)
+    dist.all_reduce(spent[:1])
+    dist.all_reduce(spent[1:], op=dist.ReduceOp.MAX)
+    return spent[0].item(), spent[1].item()
+
+
+def measure(options: Options) -> Iterator[Result]:
+    sizes, pairs = ((Size(256, sequence=32),), 11) if options.quick else ((Size(256), Size(512)), 25)
+    for size in sizes:
+        for name, ranks, function in (("pipeline", 4, pipeline_pairs), ("ddp", 2, data_parallel_pairs)):
+            found = run_ranks(ranks, function, size, pairs, timeout_s=900)[0]
+            for kind, values in (("cpu", [c for c, _, _ in found]), ("wall", [w for _, w, _ in found])):
+                at = interval(values)
+                print(
+                    f"{name} width {size.width}: {kind} ratio {at}, a step {found[0][2] * 1e3:.0f} ms",
+                    flush=True,
+                )
+                detail = {"low": at.low, "high": at.high, "pairs": len(values), "ratios": values}
+                yield at_most(f"{name}-{size.width}-{kind}", at.median, "ratio", bound=BOUND, **detail)
+
+
+if __name__ == "__main__":
+    raise SystemExit(run_bench("overhead", measure))
