@@ -262,7 +262,7 @@ def lone_plan(num_blocks: int) -> Plan:
     replica = Replica(devices=(LONE_DEVICE,), share=ANY_BATCH)
     stage = Stage(layers=(0, num_blocks), replicas=(replica,))
     pipeline = Pipeline(micro_batches=1, micro_batch=ANY_BATCH, stages=(stage,))
-    return Plan(model="", global_batch=ANY_BATCH, sequence=1, pipelines=(pipeline,))
+    return Plan(model="local", global_batch=ANY_BATCH, sequence=1, pipelines=(pipeline,))
 
 
 def _path(text: str | None) -> Path | None:

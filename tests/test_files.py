@@ -264,7 +264,7 @@ FAULTS: list[tuple[str, Any, str, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("address", "value", "path", "words"), FAULTS)
+@pytest.mark.parametrize(("address", "value", "path", "words"), FAULTS, ids=map(str, range(len(FAULTS))))
 def test_faults_of_type_have_their_address(address, value, path, words, tmp_path):
     problems = problems_of(written(tmp_path, changed(PLAN, {address: value})))
     assert list(problems) == [path]

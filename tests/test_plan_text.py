@@ -46,6 +46,11 @@ def test_what_is_not_known_is_left_out():
     assert "    v-0:1         2 samples\n" in text
 
 
+def test_the_peak_of_a_replica_is_that_of_its_fullest_device():
+    text = describe(read(changed(PLAN, {'predicted.peak_bytes["a:1"]': 9.9e9}), Plan))
+    assert "    a:0 a:1       TP 2  6 samples  peak 9.22 GiB\n" in text
+
+
 def test_a_changed_share_changes_one_line():
     stage = "pipelines[0].stages[0]"
     before = describe(read(PLAN, Plan)).splitlines()

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from arachne_runtime.errors import Problem
+from arachne_runtime.errors import InvalidFileError, Problem
 from arachne_runtime.plan.cluster import Cluster
 from arachne_runtime.plan.model import ModelSpec
 from arachne_runtime.plan.plan import Plan
@@ -462,10 +462,24 @@ def test_every_rule_is_in_the_table(module: ModuleType, cases: list[Case]):
     assert rules - {case[0] for case in cases} == set()
 
 
+def test_a_device_in_two_pipelines_is_refused_whatever_the_schedule():
+    changes = {"schedule": "interleaved_1f1b", "pipelines[1].stages[0].replicas[0].devices": ["a:0"]}
+    (problem,) = check_plan(read(changed(PLAN, changes), Plan))
+    assert problem.message == "a:0 is already in pipeline 0, stage 1; a device belongs to one stage"
+
+
 def test_an_interleaved_schedule_lets_a_device_hold_several_stages():
     devices = {"pipelines[0].stages[1].replicas[0].devices": ["v-0:0"], "predicted": REMOVED}
     assert check_plan(read(changed(PLAN, devices | {"schedule": "interleaved_1f1b"}), Plan)) == ()
     assert len(check_plan(read(changed(PLAN, devices), Plan))) == 1
+
+
+def test_the_engine_checks_a_plan_that_no_reader_has_seen():
+    from arachne_runtime.engine.refusals import refuse_plan  # loads torch, which no rule needs
+
+    plan = read(changed(PLAN, {f"{STAGE}.replicas[0].share": 3}), Plan)
+    with pytest.raises(InvalidFileError, match="shares add up to 5, but micro_batch is 6"):
+        refuse_plan(plan, len(plan.devices))
 
 
 def test_all_violations_come_at_once():

@@ -8,15 +8,21 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.dropout import _DropoutNd
 from torch.optim import Optimizer
 
-from ..errors import UnsupportedPlanError, UsageError
+from ..errors import InvalidFileError, UnsupportedPlanError, UsageError
 from ..model import ModelParts
 from ..plan.plan import Plan, ScheduleKind, Stage
+from ..plan.rules import check_plan
 
 PLAYABLE = (ScheduleKind.GPIPE, ScheduleKind.ONE_F_ONE_B)
 
 
 def refuse_plan(plan: Plan, num_ranks: int) -> None:
-    """Refuse a plan that this version cannot play; UnsupportedPlanError lists every reason."""
+    """Refuse a plan that breaks a rule or that this version cannot play; the error lists every reason.
+
+    A plan that was built in memory has passed no reader, so the rules are checked here too.
+    """
+    if faults := check_plan(plan):
+        raise InvalidFileError("the plan", faults)
     if num_ranks != len(plan.devices):
         raise UsageError(
             f"the plan uses {len(plan.devices)} devices, but there are {num_ranks} ranks; start one rank a "
