@@ -7,7 +7,7 @@ from arachne_runtime.errors import UnsupportedPlanError
 from arachne_runtime.plan.cluster import node_of
 from arachne_runtime.plan.plan import Pipeline, Plan, Replica, ScheduleKind, Stage
 from arachne_runtime.plan.rows import Overlap, consecutive, overlaps
-from arachne_runtime.units import Seconds
+from arachne_runtime.units import Bytes, Seconds
 
 from .fleet import NodeFacts
 from .simulate import Actor, Sources, Stages
@@ -113,23 +113,25 @@ def crowd_of(all_crossings: list[list[Crossing]]) -> Crowd:
 
 @dataclass(frozen=True, slots=True)
 class Messages:
-    """Seconds of one boundary's messages, by overlap, each end's other messages counted in."""
+    """One boundary's messages, by overlap: seconds with each end's other messages counted in, and bytes."""
 
     forward: list[Seconds]
     backward: list[Seconds]
+    bytes: list[Bytes]
 
 
 def messages_of(crossing: Crossing, crowd: Crowd, tables: Tables) -> Messages:
     """An end that serves several messages of a micro-batch serves them one after the other."""
-    forward, backward = [], []
-    for o in crossing.overlaps:
+    forward: list[Seconds] = []
+    backward: list[Seconds] = []
+    sizes = [len(o.rows) * crossing.sample_bytes for o in crossing.overlaps]
+    for o, size in zip(crossing.overlaps, sizes, strict=True):
         a, b = crossing.before[o.sender], crossing.after[o.receiver]
         link = tables.fleet.link(a.node.name, b.node.name)
-        size = len(o.rows) * crossing.sample_bytes
         senders = max(1, crowd.forward.get(a.node.name, 1)), max(1, crowd.backward.get(b.node.name, 1))
         forward.append(-(-b.tp // a.tp) * link.seconds(size, senders[0]))
         backward.append(-(-a.tp // b.tp) * link.seconds(size, senders[1]))
-    return Messages(_busiest_end(crossing, forward), _busiest_end(crossing, backward))
+    return Messages(_busiest_end(crossing, forward), _busiest_end(crossing, backward), sizes)
 
 
 def _busiest_end(crossing: Crossing, alone: list[Seconds]) -> list[Seconds]:
@@ -176,23 +178,24 @@ def _stage_actors(
         )
         before: Sources = ()
         behind: Sources = ()
-        received_f = received_b = sent_f = sent_b = 0.0
+        busy_before = busy_behind = 0.0
         if s > 0:
             mine = [(o.sender, i) for i, o in enumerate(crossed[s - 1].overlaps) if o.receiver == r]
-            before = tuple((j, messages[s - 1].forward[i]) for j, i in mine)
-            received_f = max(seconds for _, seconds in before)
-            sent_b = max(messages[s - 1].backward[i] for _, i in mine)
+            busy_before = _busy(seat, [messages[s - 1].bytes[i] for _, i in mine])
+            before = _arrivals(mine, messages[s - 1].forward, busy_before)
         if s < len(crossed):
             mine = [(o.receiver, i) for i, o in enumerate(crossed[s].overlaps) if o.sender == r]
-            behind = tuple((j, messages[s].backward[i]) for j, i in mine)
-            received_b = max(seconds for _, seconds in behind)
-            sent_f = max(messages[s].forward[i] for _, i in mine)
-        load = seat.node.device.hop_load
-        yield Actor(
-            forward + load * received_f,
-            backward + load * received_b,
-            before,
-            behind,
-            load * sent_f,
-            load * sent_b,
-        )
+            busy_behind = _busy(seat, [messages[s].bytes[i] for _, i in mine])
+            behind = _arrivals(mine, messages[s].backward, busy_behind)
+        yield Actor(forward + busy_before, backward + busy_behind, before, behind, busy_behind, busy_before)
+
+
+def _busy(seat: Seat, sizes: list[Bytes]) -> Seconds:
+    """Computing that the messages of one direction cost this end."""
+    device = seat.node.device
+    return sum(device.hop_busy_s + size * device.hop_busy_s_per_byte for size in sizes)
+
+
+def _arrivals(mine: list[tuple[int, int]], seconds: list[Seconds], busy: Seconds) -> Sources:
+    """Messages to one replica; what it does itself to receive them is part of its own action."""
+    return tuple((j, max(0.0, seconds[i] - busy)) for j, i in mine)

@@ -10,10 +10,8 @@ from arachne_runtime.units import Bytes
 
 from .tables import Tables
 
-BUCKET_BYTES: Bytes = 25 * 2**20
-"""Gradients are reduced in buckets of this size at most, two in flight."""
-
-BUCKETS_IN_FLIGHT = 2
+PENDING_SENDS = 4
+"""Gradient sends that the engine lets be under way beside the newest (``engine.courier``)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,14 +25,18 @@ class StageMemory:
     """Of all micro-batches in flight, their outputs included."""
     buffers: float
     """Received inputs and gradients, and what is being sent."""
-    buckets: float
-    """Gradients in reduction, or the optimizer's temporaries, after the last backward."""
+    adoption: float
+    """Gradients as autograd allocates them in the first backward, beyond the activations that it frees."""
+    optimizer_temporaries: float
+    """Adam's, after the last backward."""
 
     @property
     def total(self) -> Bytes:
         """The peak without the reserve of the device type."""
         held = self.weights + self.gradients + self.optimizer
-        return int(held + max(self.activations + self.buffers, self.buckets)) + 1
+        return (
+            int(held + max(self.activations + self.buffers + self.adoption, self.optimizer_temporaries)) + 1
+        )
 
 
 def in_flight(kind: ScheduleKind, stage: int, num_stages: int, micro_batches: int) -> int:
@@ -67,13 +69,18 @@ def stage_memory(
     leaving = tables.output_bytes[stop - 1] * samples
     whole = tables.activations(start, stop, device, tp, samples)
     kept = held * entering + whole if recompute else held * whole
-    inner = (start > 0) + (stop < tables.num_blocks)
     gradients = parameters * sizes.gradient
     return StageMemory(
         weights=parameters * sizes.weight,
         gradients=gradients,
         optimizer=parameters * sizes.optimizer / (width if zero >= 1 else 1),
         activations=kept + held * leaving,
-        buffers=2 * ((entering if start > 0 else 0) + leaving) if inner else 0.0,
-        buckets=max(min(BUCKETS_IN_FLIGHT * BUCKET_BYTES, gradients), parameters * sizes.weight),
+        buffers=_buffers(entering if start > 0 else 0, leaving),
+        adoption=max(0.0, gradients - whole),
+        optimizer_temporaries=parameters * sizes.weight,
     )
+
+
+def _buffers(entering: Bytes, leaving: Bytes) -> float:
+    """The gradient in use, the receive posted ahead, and gradients that are being sent."""
+    return leaving + max(entering, leaving) + (PENDING_SENDS + 1) * entering

@@ -11,6 +11,9 @@ from .layout import Seat, Seats
 from .simulate import Played
 from .tables import Tables, ring_seconds
 
+BUCKET_BYTES = 25 * 2**20
+"""The engine closes a bucket of gradients at this size, and sums bucket by bucket."""
+
 COMMIT_BYTES = 64
 """The world's all-reduce at the end of a step: norm, loss and counts in float64."""
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
+from math import ceil
 
 from arachne_runtime.errors import NotMeasuredError
 from arachne_runtime.plan.model import BlockSpec, ModelSpec
@@ -197,7 +198,7 @@ def ring_seconds(link: Link, size: float, members: int, senders: int = 1) -> Sec
     """Ring all-reduce of ``size`` bytes: 2 (n - 1) messages of size / n, each as slow as ``link``."""
     if members < 2:
         return 0.0
-    return 2 * (members - 1) * link.seconds(-(-int(size) // members), senders)
+    return 2 * (members - 1) * link.seconds(ceil(size / members), senders)
 
 
 def ties_of(blocks: Iterable[BlockSpec]) -> tuple[Tie, ...]:
