@@ -77,8 +77,8 @@ def test_the_cluster_file_overrides_the_catalog():
     assert fleet.link("a-0", "a-1").seconds_per_byte == pytest.approx(1 / 0.5e9)
     assert fleet.link("a-0", "a-1").latency_s == pytest.approx(7e-6)
     assert fleet.link("a-0", "a-1").measured
-    plain = Fleet(Cluster(node=(NodeEntry(name="b", device="V100-16", gpus=2),), network=Network(inter_GBps=9.0)),
-                  _profile())  # fmt: skip
+    v100 = NodeEntry(name="b", device="V100-16", gpus=2)
+    plain = Fleet(Cluster(node=(v100,), network=Network(inter_GBps=9.0)), _profile())
     assert plain.node("b").memory_bytes == catalog.device("V100-16").memory_bytes
     assert plain.link("b", "b").seconds_per_byte == pytest.approx(1 / 150e9)
 

@@ -83,7 +83,7 @@ def device(name: str) -> DeviceType:
         hop_busy_s=100e-6 / share,
         hop_busy_s_per_byte=0.25e-9 / share,
         source="two gloo ranks over loopback, this project's development machine, 2026-11-29: 64 bytes in "
-        "0.22 ms, 4 MB in 3.3 ms; CPU time of each end 0.1 ms and 0.25 ns a byte; memory: a default for memory_GiB",
+        "0.22 ms, 4 MB in 3.3 ms; CPU time of each end 0.1 ms and 0.25 ns a byte; memory as a default",
     )
 
 
