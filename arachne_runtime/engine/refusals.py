@@ -69,8 +69,9 @@ def refuse_model(plan: Plan, parts: ModelParts, *, stochastic: bool) -> None:
     for block, name, module in parts.modules():
         if not stochastic and module.training and _drops(module):
             raise UnsupportedPlanError(
-                f"block {block}: {name or 'it'} is {module}, which draws random numbers, so its result would "
-                "depend on the plan; set its probability to 0, or waive this with stochastic=True"
+                f"block {block}: {name or 'it'} is {type(module).__name__}, which draws random numbers, so "
+                "its result would depend on the plan; set its probability to 0, or waive this with "
+                "stochastic=True"
             )
         if _mixes_samples(module) and not _whole_batch_at_once(plan, block):
             raise UnsupportedPlanError(

@@ -1,0 +1,176 @@
+from dataclasses import replace
+
+import msgspec
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from arachne_runtime.engine import Engine
+from arachne_runtime.errors import ModelError, UnsupportedPlanError, UsageError
+from arachne_runtime.model import ModelParts
+from arachne_runtime.plan.plan import Pipeline, Plan, Replica, ScheduleKind, Stage
+
+ALONE = Plan(
+    model="tiny",
+    global_batch=8,
+    sequence=1,
+    pipelines=(
+        Pipeline(
+            micro_batches=2,
+            micro_batch=4,
+            stages=(Stage(layers=(0, 2), replicas=(Replica(devices=("a:0",), share=4),)),),
+        ),
+    ),
+)
+
+
+def with_stage(**changes):
+    pipeline = ALONE.pipelines[0]
+    stage = msgspec.structs.replace(pipeline.stages[0], **changes)
+    return msgspec.structs.replace(ALONE, pipelines=(msgspec.structs.replace(pipeline, stages=(stage,)),))
+
+
+def with_pipeline(**changes):
+    return msgspec.structs.replace(ALONE, pipelines=(msgspec.structs.replace(ALONE.pipelines[0], **changes),))
+
+
+def sgd(parameters):
+    return torch.optim.SGD(parameters, lr=0.1)
+
+
+def mse(output, batch):
+    return F.mse_loss(output, batch[1])
+
+
+def engine(plan=ALONE, model=lambda: nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3)), **changes):
+    given = {"optimizer": sgd, "loss": mse} | changes
+    return Engine(plan, ModelParts.of(model), **given)
+
+
+def batch(num_rows=8):
+    return torch.randn(num_rows, 3), torch.randn(num_rows, 3)
+
+
+@pytest.mark.parametrize(
+    ("plan", "told"),
+    [
+        (with_stage(zero=1), r"\$\.pipelines\[0\]\.stages\[0\]\.zero is 1"),
+        (with_stage(expert_parallel=2), "expert_parallel is 2"),
+        (with_stage(expert_tensor=2), "expert_tensor is 2"),
+        (
+            msgspec.structs.replace(ALONE, schedule=ScheduleKind.INTERLEAVED),
+            "interleaved_1f1b; this version plays",
+        ),
+        (msgspec.structs.replace(ALONE, schedule=ScheduleKind.ZERO_BUBBLE), "zero_bubble"),
+    ],
+)
+def test_plans_of_a_later_version_are_refused(plan, told):
+    with pytest.raises(UnsupportedPlanError, match=told):
+        engine(plan)
+
+
+def test_tensor_parallel_is_refused(monkeypatch):
+    plan = with_stage(replicas=(Replica(devices=("a:0", "a:1"), share=4),))
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 2)
+    with pytest.raises(
+        UnsupportedPlanError, match=r"tensor-parallel over a:0, a:1; this version runs TP 1: make"
+    ):
+        engine(plan)
+
+
+def test_another_number_of_ranks_is_refused():
+    plan = with_stage(replicas=(Replica(devices=("a:0",), share=2), Replica(devices=("a:1",), share=2)))
+    with pytest.raises(UsageError, match="the plan uses 2 devices, but there are 1 ranks"):
+        engine(plan)
+
+
+def test_another_number_of_blocks_is_refused():
+    with pytest.raises(UsageError, match="the plan cuts 2 blocks, but the model has 3"):
+        engine(model=lambda: nn.Sequential(*(nn.Linear(3, 3) for _ in range(3))))
+
+
+@pytest.mark.parametrize("num_rows", [0, 9])
+def test_a_batch_that_the_plan_cannot_split_is_refused(num_rows):
+    with pytest.raises(UsageError, match=f"a batch of {num_rows} rows; the plan's global_batch is 8"):
+        engine().step(batch(num_rows))
+
+
+def test_batch_norm_is_refused_where_it_would_see_a_part_of_the_batch():
+    def model():
+        return nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3))
+
+    with pytest.raises(UnsupportedPlanError, match=r"block 1: .*BatchNorm1d in training.*use LayerNorm"):
+        engine(model=model)
+    whole = with_pipeline(micro_batches=1, micro_batch=8)
+    assert engine(whole, model).step(batch()).is_finite
+    assert engine(model=lambda: nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3).eval()))
+
+
+@pytest.mark.parametrize("module", [nn.Dropout(0.1), nn.RReLU(), nn.MultiheadAttention(4, 2, dropout=0.5)])
+def test_modules_that_draw_random_numbers_are_refused(module):
+    with pytest.raises(UnsupportedPlanError, match=r"block 1: .*draws random numbers.*stochastic=True"):
+        engine(model=lambda: nn.Sequential(nn.Linear(3, 3), type(module)(*_arguments(module))))
+
+
+def _arguments(module):
+    return (4, 2, 0.5) if isinstance(module, nn.MultiheadAttention) else ()
+
+
+class Noise(nn.Module):
+    def forward(self, x):
+        return x + torch.randn_like(x)
+
+
+def test_random_numbers_that_no_module_announces_are_found_in_the_first_step():
+    found = engine(model=lambda: nn.Sequential(nn.Linear(3, 3), Noise()))
+    with pytest.raises(UnsupportedPlanError, match="a forward drew random numbers") as caught:
+        found.step(batch())
+    assert caught.value.__notes__ == ["rank 0 (a:0), stage 0 of pipeline 0, at 0F0, in step 0"]
+
+
+def test_stochastic_waives_the_invariance():
+    model = lambda: nn.Sequential(nn.Linear(3, 3), nn.Dropout(0.5))  # noqa: E731
+    assert engine(model=model, stochastic=True).step(batch()).is_finite
+    assert engine(with_stage(recompute=True), model, stochastic=True).step(batch()).is_finite
+
+
+def test_zero_dropout_is_fine():
+    assert engine(model=lambda: nn.Sequential(nn.Linear(3, 3), nn.Dropout(0.0))).step(batch()).is_finite
+
+
+def test_an_optimizer_that_needs_a_closure_is_refused():
+    with pytest.raises(UsageError, match=r"LBFGS\.step needs a closure"):
+        engine(optimizer=lambda p: torch.optim.LBFGS(p))
+
+
+def test_a_loss_of_many_numbers_is_refused():
+    with pytest.raises(ModelError, match=r"must return one number.*shape \(4, 3\)"):
+        engine(loss=lambda output, batch: output - batch[1]).step(batch())
+
+
+def test_a_mean_over_no_items_is_refused():
+    with pytest.raises(UsageError, match="num_items counts 0 items"):
+        engine(num_items=lambda batch: 0).step(batch())
+
+
+def test_gradients_that_are_not_finite_are_told_and_applied_as_pytorch_does():
+    found = engine(loss=lambda output, batch: output.sum() * float("nan"))
+    report = found.step(batch())
+    assert not report.is_finite
+    assert all(torch.isnan(p).all() for _, p in found.named_parameters())
+
+
+def test_the_first_fault_does_not_hide_the_others():
+    plan = msgspec.structs.replace(with_stage(zero=2, expert_parallel=2), schedule=ScheduleKind.ZERO_BUBBLE)
+    with pytest.raises(UnsupportedPlanError) as caught:
+        engine(plan)
+    assert len(str(caught.value).splitlines()) == 4
+
+
+def test_a_stage_without_parameters_trains():
+    found = engine(model=lambda: nn.Sequential(nn.ReLU(), nn.Flatten()))
+    assert found.optimizer is None
+    assert found.step(batch()).grad_norm == 0
+    assert replace(found.step(batch()), seconds=0).step == 1
