@@ -11,7 +11,7 @@ import typer
 from arachne_runtime import __version__
 from arachne_runtime.errors import ArachneError
 
-VERBS: tuple[str, ...] = ("plan", "check", "show", "compare", "run", "lab", "profile")
+VERBS: tuple[str, ...] = ("demo", "plan", "check", "show", "compare", "run", "lab", "profile")
 """Each is a module of ``launch.verbs`` with a ``command``; heavy imports belong inside that function."""
 
 

@@ -8,15 +8,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
-from planner.peers.uniform import Uniform
-from planner.search import find_plan
 
+from arachne_runtime import __version__
 from arachne_runtime.errors import NoFeasiblePlanError, UnsupportedEnvironmentError
 from arachne_runtime.plan.files import write
 from arachne_runtime.plan.plan import Plan
 from arachne_runtime.units import Seconds
 from planner.cost import with_prediction
+from planner.peers.uniform import Uniform
 from planner.request import Request
+from planner.search import find_plan, signed
 
 from ..lab import Lab, LabDevice, active
 from ..profiling.merge import merge
@@ -34,6 +35,8 @@ LAB = Lab(
 )
 GLOBAL_BATCH = 64
 NUM_STEPS = 15
+SAMPLES = (1, 2, 4, 8, 16, 32, 64)
+"""Shares that are timed: a power of two up to the whole batch."""
 WARM_UP_STEPS = 3
 """Not judged: the first steps allocate, and process groups connect."""
 TAIL_S = 0.2
@@ -106,12 +109,21 @@ class Demonstration:
     @property
     def loss_gap(self) -> float:
         """Largest difference between the three losses at any step."""
-        rows = zip(*(training.steps for training in self.trainings), strict=True)
-        return max(max(s.loss for s in row) - min(s.loss for s in row) for row in rows)
+        even, uniform, planned = ([step.loss for step in t.steps] for t in self.trainings)
+        rows = zip(even, uniform, planned, strict=True)
+        return max(max(losses) - min(losses) for losses in rows)
 
 
-def demonstrate(folder: Path, *, on_progress: Progress, num_steps: int = NUM_STEPS) -> Demonstration:
+def demonstrate(
+    folder: Path,
+    *,
+    on_progress: Progress,
+    num_steps: int = NUM_STEPS,
+    samples: tuple[int, ...] = SAMPLES,
+) -> Demonstration:
     """Profile, plan and train on the lab ``LAB``; everything written goes under ``folder``.
+
+    ``samples`` are the shares that are timed; the last must be the whole batch.
 
     Raises UnsupportedEnvironmentError where the lab cannot be had or the examples are not installed.
     """
@@ -119,9 +131,9 @@ def demonstrate(folder: Path, *, on_progress: Progress, num_steps: int = NUM_STE
     examples = examples_folder()
     with active(LAB):
         on_progress("profile: each kind of block on each device", 0.0)
-        request = _profile(examples, folder)
+        request = _profile(examples, folder, samples)
         on_progress("plan", 0.0)
-        planned = find_plan(request).plan
+        planned = signed(find_plan(request), request, version=__version__)
         devices = request.cluster.devices
         uniform = _uniform_pipeline(request)
 
@@ -148,9 +160,7 @@ def examples_folder() -> Path:
     raise UnsupportedEnvironmentError("the example scripts are not installed; run the demo from a checkout")
 
 
-def _profile(examples: Path, folder: Path) -> Request:
-    """Every number of samples that a share may be: a power of two up to the whole batch."""
-    samples = tuple(2**i for i in range(GLOBAL_BATCH.bit_length()))
+def _profile(examples: Path, folder: Path, samples: tuple[int, ...]) -> Request:
     cluster = LAB.cluster()
     merged = merge(measure(f"{examples / 'gpt.py'}:workload", cluster, None, samples, show=False))
     write(merged.model, folder / "model.json")

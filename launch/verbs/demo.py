@@ -35,10 +35,10 @@ def command(
 
 def show(found: "Demonstration", console: "Console") -> None:
     """The plan, the three trainings side by side, and the losses step by step."""
-    from arachne_runtime.plan.text import describe_plan
+    from arachne_runtime.plan.text import describe
 
     assert found.planned.plan is not None
-    console.print("\nThe plan:\n", describe_plan(found.planned.plan), sep="")
+    console.print("\nThe plan:\n", describe(found.planned.plan), sep="")
     console.print(_steps_table(found), _losses_table(found), sep="\n")
     console.print(
         f"The plan is [bold]{found.speedup:.2f}x[/bold] as fast as even DDP and reaches "

@@ -22,10 +22,16 @@ class Uniform:
     """Every (stages, micro-batch) whose product with the copies is the number of devices, priced."""
 
     name: str = "uniform"
+    depth: int | None = None
+    """Stages of every pipeline; None: every depth."""
 
     def propose(self, request: Request) -> Plan | None:
         """The fastest of its grid; None where nothing fits or no grid divides devices and batch."""
-        return best(request, _plans(request, recompute=False), _plans(request, recompute=True))
+        return best(
+            request,
+            _plans(request, self.depth, recompute=False),
+            _plans(request, self.depth, recompute=True),
+        )
 
 
 def propose(request: Request) -> Plan | None:
@@ -47,10 +53,10 @@ def even_layers(kinds: Sequence[str], num_stages: int) -> tuple[range, ...] | No
     return tuple(range(a, b) for a, b in pairwise(starts))
 
 
-def _plans(request: Request, *, recompute: bool) -> Iterator[Plan]:
+def _plans(request: Request, only_depth: int | None, *, recompute: bool) -> Iterator[Plan]:
     """Megatron's order of ranks: stages outermost, so neighbours in the cluster file share a stage."""
     devices = request.cluster.devices
-    for depth in range(1, len(devices) + 1):
+    for depth in range(1, len(devices) + 1) if only_depth is None else (only_depth,):
         layers = even_layers([block.kind for block in request.model.blocks], depth)
         if len(devices) % depth or layers is None:
             continue
