@@ -17,12 +17,19 @@ QUICK_STEPS = 7
 
 def measure(options: Options) -> Iterator[Result]:
     """One demonstration; with ``--quick`` fewer shares are timed and fewer steps trained."""
+    said: set[str] = set()
+
+    def say(what: str, _: float) -> None:
+        if what not in said:
+            said.add(what)
+            print(what, flush=True)
+
     with tempfile.TemporaryDirectory(prefix="arachne-demo-") as scratch:
         folder = Path(scratch)
         if options.quick:
-            found = demonstrate(folder, on_progress=_say, num_steps=QUICK_STEPS, samples=QUICK_SAMPLES)
+            found = demonstrate(folder, on_progress=say, num_steps=QUICK_STEPS, samples=QUICK_SAMPLES)
         else:
-            found = demonstrate(folder, on_progress=_say)
+            found = demonstrate(folder, on_progress=say)
     if options.out is not None:
         (options.out / "demo-figures.json").write_bytes(figures(found))
         draw(found, options.out / "demo.png")
@@ -32,15 +39,6 @@ def measure(options: Options) -> Iterator[Result]:
     yield at_least("share-of-ideal", found.share_of_ideal, "of 1", bound=0.85)
     yield at_most("prediction-error", abs(found.prediction_error), "of 1", bound=0.10)
     yield at_most("loss-gap", found.loss_gap, "nats", bound=1e-4)
-
-
-_said: set[str] = set()
-
-
-def _say(what: str, _: float) -> None:
-    if what not in _said:
-        _said.add(what)
-        print(what, flush=True)
 
 
 def draw(found: Demonstration, path: Path) -> None:
