@@ -1,8 +1,16 @@
 """One valid document of each kind in raw form, and a way to spoil it: for tests of readers and rules."""
 
 import copy
+import json
 import re
-from typing import Any
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+
+from arachne_runtime.plan.walk import walk
+
+T = TypeVar("T")
 
 PLAN: dict[str, Any] = {
     "format": "arachne.plan/1",
@@ -171,6 +179,23 @@ def changed(document: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]
         else:
             place[last] = copy.deepcopy(value)
     return fresh
+
+
+def read(raw: dict[str, Any], kind: type[T]) -> T:
+    """The document that a valid raw form stands for."""
+    ready, faults = walk(raw, kind)
+    assert faults == ()
+    return msgspec.convert(ready, kind)
+
+
+def written(folder: Path, content: Any, name: str = "plan.json") -> Path:
+    """A file with bytes, text, or JSON of anything else."""
+    path = folder / name
+    if isinstance(content, bytes):
+        path.write_bytes(content)
+    else:
+        path.write_text(content if isinstance(content, str) else json.dumps(content))
+    return path
 
 
 def _key(match: re.Match[str]) -> str | int:

@@ -1,9 +1,9 @@
 """The command line: its verbs, options and exit codes, frozen here; mistakes are told without a traceback."""
 
 import json
+import resource
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +12,7 @@ import pytest
 from arachne_runtime import __version__
 from arachne_runtime.errors import ArachneError, ExitCode
 from launch.cli import VERBS
-from tests.documents import CLUSTER_TOML, MODEL, PLAN, REMOVED, changed
-from tests.test_files import written
+from tests.documents import CLUSTER_TOML, MODEL, PLAN, REMOVED, changed, written
 
 EXIT_CODES = {
     "FINE": 0,
@@ -79,14 +78,16 @@ def test_a_verb_has_few_options_and_a_sentence_of_help(verb):
     assert f"  {verb} " in arachne("--help").stdout
 
 
-def test_help_names_every_verb_and_takes_less_than_half_a_second():
-    seconds = []
-    for _ in range(3):
-        started = time.perf_counter()
-        done = arachne("--help")
-        seconds.append(time.perf_counter() - started)
-    assert done.returncode == 0
-    assert min(seconds) < 0.5
+def cpu_seconds_of(*arguments: object) -> float:
+    """Of the command and its imports; a busy machine makes it wait, but not work, longer."""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    arachne(*arguments)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime
+
+
+def test_help_takes_less_than_half_a_second():
+    assert min(cpu_seconds_of("--help") for _ in range(3)) < 0.5
 
 
 def test_version():

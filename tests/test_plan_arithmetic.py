@@ -11,10 +11,8 @@ from arachne_runtime.plan.placement import holding, places, rank_order
 from arachne_runtime.plan.plan import Plan
 from arachne_runtime.plan.rows import consecutive, micro_batch_rows, overlaps, replica_rows
 from arachne_runtime.plan.segments import segments
-from tests.documents import CLUSTER_TOML, PLAN, changed
+from tests.documents import CLUSTER_TOML, PLAN, changed, read, written
 from tests.strategies import clusters, plans
-from tests.test_files import written
-from tests.test_rules import read
 
 
 def flat(ranges) -> list[int]:

@@ -6,9 +6,8 @@ from hypothesis import given
 from arachne_runtime.plan.cluster import Cluster
 from arachne_runtime.plan.plan import Plan
 from arachne_runtime.plan.text import describe
-from tests.documents import CLUSTER, PLAN, REMOVED, changed
+from tests.documents import CLUSTER, PLAN, REMOVED, changed, read
 from tests.strategies import settings_of_a_plan
-from tests.test_rules import read
 
 EXPECTED = """\
 plan of tiny
