@@ -57,6 +57,10 @@ def test_a_document_reads_writes_and_reads_the_same(kind, tmp_path):
     assert json.loads(encode(first))["format"] == f"arachne.{kind}/1"
 
 
+def test_a_path_may_be_text(tmp_path):
+    assert read_plan(str(written(tmp_path, PLAN))) == read_plan(written(tmp_path, PLAN))
+
+
 def test_a_cluster_reads_from_toml(tmp_path):
     cluster = read_cluster(written(tmp_path, CLUSTER_TOML, "cluster.toml"))
     assert cluster == msgspec.convert(CLUSTER, Cluster)

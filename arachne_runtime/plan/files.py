@@ -32,7 +32,7 @@ _FORMAT = re.compile(r"arachne\.([a-z_]+)/([0-9]{1,6})")
 _VERSION = re.compile(r"[0-9]+(\.[0-9]+)*[a-z0-9.+]*")
 
 
-def read_plan(path: Path, *, cluster: Cluster | None = None, model: ModelSpec | None = None) -> Plan:
+def read_plan(path: Path | str, *, cluster: Cluster | None = None, model: ModelSpec | None = None) -> Plan:
     """A plan from its JSON file; rules on devices and blocks need ``cluster`` and ``model``.
 
     Raises InvalidFileError with all problems, as all readers here do.
@@ -40,24 +40,24 @@ def read_plan(path: Path, *, cluster: Cluster | None = None, model: ModelSpec | 
     return read(path, Plan, lambda plan: check_plan(plan, cluster=cluster, model=model))
 
 
-def read_cluster(path: Path) -> Cluster:
+def read_cluster(path: Path | str) -> Cluster:
     """A cluster from its TOML file."""
     return read(path, Cluster, check_cluster)
 
 
-def read_model(path: Path) -> ModelSpec:
+def read_model(path: Path | str) -> ModelSpec:
     """A model from its JSON file."""
     return read(path, ModelSpec, check_model)
 
 
-def read_profile(path: Path) -> Profile:
+def read_profile(path: Path | str) -> Profile:
     """A profile from its JSON file."""
     return read(path, Profile, check_profile)
 
 
-def read(path: Path, kind: type[D], check: Callable[[D], Iterable[Problem]] = lambda document: ()) -> D:
+def read(path: Path | str, kind: type[D], check: Callable[[D], Iterable[Problem]] = lambda document: ()) -> D:
     """A document of any kind: TOML where the file's name ends so, else JSON; ``check`` gives its rules."""
-    source = str(path)
+    path, source = Path(path), str(path)
     text = _text(path)
     raw = _parse_toml(source, text) if path.suffix == ".toml" else _parse_json(source, text)
     _refuse(source, _format_problems(raw, kind))

@@ -20,8 +20,10 @@ class Place:
 
 def rank_order(plan: Plan) -> tuple[str, ...]:
     """Devices by rank: sorted by (node, in order of first appearance in the plan; index in the node)."""
-    nodes = list(dict.fromkeys(node_of(device) for device in plan.devices))
-    return tuple(sorted(plan.devices, key=lambda d: (nodes.index(node_of(d)), index_of(d))))
+    devices = plan.devices
+    nodes = dict.fromkeys(map(node_of, devices))
+    first = {node: i for i, node in enumerate(nodes)}
+    return tuple(sorted(devices, key=lambda d: (first[node_of(d)], index_of(d))))
 
 
 def places(plan: Plan) -> tuple[Place, ...]:
