@@ -213,7 +213,7 @@ class Completer:
             self.offerings(line, [sizes[p]] if sizes else self.micro_batches(line), most)
             for p, line in enumerate(lines)
         ]
-        samples = _deal_alike(lines, offers, total) or pack_samples(_near(offers, total), total)
+        samples = _deal_alike(offers, total) or pack_samples(_near(offers, total), total)
         if samples is None:
             return None
         chosen = [self._choose(*pick) for pick in zip(lines, offers, samples, strict=True)]
@@ -250,14 +250,14 @@ def _mix(stage: Sequence[Hardware]) -> Mix:
     return tuple(sorted(counts.items()))
 
 
-def _deal_alike(lines: Sequence[Line], offers: Sequence[Offerings], total: int) -> tuple[int, ...] | None:
+def _deal_alike(offers: Sequence[Offerings], total: int) -> tuple[int, ...] | None:
     """Even counts for pipelines that are all alike, at the micro-batch whose longest pipeline ends first."""
-    if any(line != lines[0] for line in lines):
+    if any(offer is not offers[0] for offer in offers):
         return None
     best: tuple[Seconds, tuple[int, ...]] | None = None
     for size, cuts in offers[0].cuts.items():
-        if total % size == 0 and total // size >= len(lines) and cuts:
-            counts = largest_remainder(total // size, [1] * len(lines))
+        if total % size == 0 and total // size >= len(offers) and cuts:
+            counts = largest_remainder(total // size, [1] * len(offers))
             seconds = float(offers[0].seconds[counts[0] * size])
             if np.isfinite(seconds) and (best is None or seconds < best[0]):
                 best = seconds, tuple(n * size for n in counts)

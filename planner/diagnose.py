@@ -30,9 +30,8 @@ class Shortage:
     blocks: tuple[int, int]
 
 
-def what_binds(request: Request) -> str:
-    """Which memory, on which stage, by how much, and what would help: one message for a person."""
-    best = leanest(request, request.cluster.devices)
+def what_binds(request: Request, best: Shortage) -> str:
+    """Which memory, on which stage, by how much, and what would help; ``best`` is the leanest plan."""
     node = request.cluster.nodes_by_name[node_of(best.device)]
     first, stop = best.blocks
     blocks = f"block {first}" if stop == first + 1 else f"blocks {first} to {stop - 1}"

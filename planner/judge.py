@@ -51,8 +51,6 @@ class Judge:
     evaluations: int = 0
     kept: list[Priced] = field(default_factory=list)
     """The best plans, best first."""
-    worst: Infeasible | None = None
-    """Of the plans that did not fit, the one that lacked least."""
     not_measured: NotMeasuredError | None = None
     _known: dict[Plan, Seconds] = field(default_factory=dict)
     _started: float = field(default_factory=time.monotonic)
@@ -107,8 +105,6 @@ class Judge:
             self._known[plan] = float("inf")
             return float("inf")
         if isinstance(outcome, Infeasible):
-            if self.worst is None or outcome.over_bytes < self.worst.over_bytes:
-                self.worst = outcome
             self._known[plan] = float("inf")
             return float("inf")
         self._known[plan] = outcome.iteration_s

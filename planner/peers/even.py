@@ -3,14 +3,14 @@
 Unlike DDP it needs no batch that divides: what is left over goes to the first devices, one sample each.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from arachne_runtime.plan.plan import Pipeline, Plan, Replica, ScheduleKind, Stage
+from arachne_runtime.plan.plan import Pipeline, Plan, Replica, Stage
 from arachne_runtime.plan.shares import largest_remainder
 
 from ..request import Request
-from .strategy import best
+from .strategy import best, most_micro_batch
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,16 +32,21 @@ def propose(request: Request) -> Plan | None:
 def _plans(request: Request, *, recompute: bool) -> Iterator[Plan]:
     devices = request.cluster.devices
     batch = request.global_batch
-    for steps in range(1, batch // len(devices) + 1):
-        if batch % steps == 0:
-            shares = largest_remainder(batch // steps, [1] * len(devices))
-            replicas = tuple(Replica(devices=(d,), share=n) for d, n in zip(devices, shares, strict=True))
-            stage = Stage(layers=(0, len(request.model.blocks)), recompute=recompute, replicas=replicas)
-            pipeline = Pipeline(micro_batches=steps, micro_batch=sum(shares), stages=(stage,))
-            yield Plan(
-                model=request.model.name,
-                global_batch=batch,
-                sequence=request.model.sequence,
-                schedule=ScheduleKind.ONE_F_ONE_B,
-                pipelines=(pipeline,),
-            )
+    for schedule in request.schedules:  # they take the same time here, but not the same memory
+        for steps in range(1, batch // len(devices) + 1):
+            if batch % steps == 0 and batch // steps <= most_micro_batch(request):
+                pipeline = _pipeline(devices, steps, batch // steps, len(request.model.blocks), recompute)
+                yield Plan(
+                    model=request.model.name,
+                    global_batch=batch,
+                    sequence=request.model.sequence,
+                    schedule=schedule,
+                    pipelines=(pipeline,),
+                )
+
+
+def _pipeline(devices: Sequence[str], steps: int, size: int, num_blocks: int, recompute: bool) -> Pipeline:
+    shares = largest_remainder(size, [1] * len(devices))
+    replicas = tuple(Replica(devices=(d,), share=n) for d, n in zip(devices, shares, strict=True))
+    stage = Stage(layers=(0, num_blocks), recompute=recompute, replicas=replicas)
+    return Pipeline(micro_batches=steps, micro_batch=size, stages=(stage,))

@@ -9,12 +9,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from arachne_runtime.plan.plan import Pipeline, Plan, Replica, ScheduleKind, Stage
+from arachne_runtime.plan.plan import Pipeline, Plan, Replica, Stage
 from arachne_runtime.plan.rows import consecutive
 from arachne_runtime.plan.shares import largest_remainder
 
 from ..request import Request
-from .strategy import best
+from .strategy import best, most_micro_batch
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +62,7 @@ def _plans(request: Request, only_depth: int | None, *, recompute: bool) -> Iter
             continue
         copies = len(devices) // depth
         columns = [devices[s * copies : (s + 1) * copies] for s in range(depth)]
-        for size in range(1, request.global_batch // copies + 1):
+        for size in range(1, min(most_micro_batch(request), request.global_batch // copies) + 1):
             if request.global_batch % (copies * size) == 0:
                 yield from _grid_point(request, layers, columns, size, recompute)
 
@@ -87,12 +87,11 @@ def _grid_point(
         )
         for copy in range(copies)
     )
-    for schedule in (ScheduleKind.ONE_F_ONE_B, ScheduleKind.GPIPE):
-        if schedule in request.schedules:
-            yield Plan(
-                model=request.model.name,
-                global_batch=request.global_batch,
-                sequence=request.model.sequence,
-                schedule=schedule,
-                pipelines=pipelines,
-            )
+    for schedule in request.schedules:
+        yield Plan(
+            model=request.model.name,
+            global_batch=request.global_batch,
+            sequence=request.model.sequence,
+            schedule=schedule,
+            pipelines=pipelines,
+        )
