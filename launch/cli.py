@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from arachne_runtime import __version__
-from arachne_runtime.errors import ArachneError
+from arachne_runtime.errors import ArachneError, ExitCode
 
 VERBS: tuple[str, ...] = ("demo", "plan", "check", "show", "compare", "run", "lab", "profile")
 """Each is a module of ``launch.verbs`` with a ``command``; heavy imports belong inside that function."""
@@ -40,6 +40,9 @@ def main() -> None:
     except ArachneError as error:
         print(error, file=sys.stderr)
         sys.exit(error.exit_code)
+    except OSError as error:  # a full disk, a folder that is missing or closed to us: the text names it
+        print(f"arachne: {error}", file=sys.stderr)
+        sys.exit(ExitCode.ENVIRONMENT)
 
 
 def _print_version(wanted: bool) -> None:
@@ -63,6 +66,7 @@ def _exiting(command: Callable[..., int | None]) -> Callable[..., None]:
     @wraps(command)
     def run(*args: Any, **kwargs: Any) -> None:
         status = command(*args, **kwargs)
+        sys.stdout.flush()  # here a full disk is still an error of ours
         if status:
             raise typer.Exit(status)
 

@@ -104,6 +104,13 @@ def test_wrong_usage_is_2(arguments):
     assert "Usage: arachne" in done.stdout + done.stderr
 
 
+def test_what_cannot_be_written_is_5_without_a_traceback(tmp_path):
+    command = [sys.executable, "-m", "launch", "check", str(written(tmp_path, PLAN))]
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (5, "arachne: [Errno 28] No space left on device\n")
+
+
 # --- arachne check
 
 STAGE = "pipelines[0].stages[0]"
