@@ -163,6 +163,20 @@ def test_a_reduction_waits_for_the_last_holder_and_takes_a_ring():
     assert spans["0:1"].end_s == pytest.approx(6.1)
 
 
+def test_large_reductions_go_in_buckets_that_each_pay_their_latency():
+    # 100 MB are 3 buckets of 25 MiB and more; a ring of two sends two messages for each, of 1 ms latency
+    entries = tuple(NodeEntry(name=n, device=FAST, gpus=1, memory_GiB=8.0) for n in ("a", "b"))
+    ask = Request(
+        cluster=Cluster(node=entries, network=Network(inter_GBps=1.0, latency_us=1000.0)),
+        model=model(1, parameters=25_000_000),
+        profile=profile(),
+        global_batch=2,
+    )
+    found = price(plan((1, stage((0, 1), ("a:0", 1), ("b:0", 1)))), ask)
+    reduction = next(s for s in found.timeline["a:0"] if s.name == "0:1")
+    assert reduction.end_s - reduction.start_s == pytest.approx(0.1 + 3 * 2 * 0.001)
+
+
 def test_segments_reduce_in_descending_order_each_over_its_own_holders():
     # one pipeline cut at 1, one uncut: segments 0:1 and 1:2; the uncut device reduces 1:2 first
     nodes = [("a", FAST, 1), ("b", FAST, 1), ("c", FAST, 1)]

@@ -93,6 +93,12 @@ def test_the_simulation_agrees_with_the_simple_one(stages, micro_batches, kind):
     assert [list(row) for row in fast] == [pytest.approx(row) for row in simple]
 
 
+def test_alike_senders_with_unlike_messages_are_waited_for_until_the_last():
+    senders = (Actor(1.0, 1.0, (), ((0, 0.0),)), Actor(1.0, 1.0, (), ((0, 0.0),)))
+    receiver = Actor(1.0, 1.0, ((0, 0.5), (1, 2.0)))
+    assert play(KINDS[1], 1, (senders, (receiver,))).ready_s[1] == (1 + 2 + 1 + 1,)
+
+
 @settings(deadline=None, max_examples=200)
 @given(stages=any_stages(), micro_batches=st.integers(1, 6), kind=st.sampled_from(KINDS))
 def test_no_stage_is_done_before_its_floor(stages, micro_batches, kind):

@@ -92,7 +92,8 @@ def _columns(actors: Sequence[Actor]) -> tuple[list[float], list[float], list[fl
     for a in actors:
         duration += (a.forward_s, a.backward_s)
         tail += (a.forward_tail_s, a.backward_tail_s)
-        hop += (a.from_before[0][1] if a.from_before else 0.0, a.from_behind[0][1] if a.from_behind else 0.0)
+        # alike neighbours are one actor, whose messages may still differ: the last to arrive counts
+        hop += (max((h for _, h in side), default=0.0) for side in (a.from_before, a.from_behind))
     return duration, tail, hop
 
 

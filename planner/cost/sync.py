@@ -120,8 +120,9 @@ def _crowd(groups: Sequence[_Group], rings: Sequence[Ring]) -> dict[str, int]:
 def _ring_time(size: float, ring: Ring, senders: int, tables: Tables) -> Seconds:
     """The slowest link sets the pace of a ring: any of its nodes may stand beside any other in it."""
     links = tables.fleet.links_among(tuple(ring.nodes), max(ring.nodes.values()) > 1)
-    return max(
-        ring_seconds(link, size, ring.size, max(senders, ring.most_tp) if link.shared else 1)
+    buckets = max(1, int(size) // BUCKET_BYTES)
+    return buckets * max(
+        ring_seconds(link, size / buckets, ring.size, max(senders, ring.most_tp) if link.shared else 1)
         for link in links
     )
 
