@@ -114,7 +114,8 @@ def _headline(failure: Failure) -> str:
 
 
 def _details(failure: Failure) -> list[str]:
-    lines = [f"  {note}" for text in failure.notes for note in text.splitlines()]
+    lines = ["  another rank was lost: its own error is where its node's output goes"] * failure.lost_peer
+    lines += [f"  {note}" for text in failure.notes for note in text.splitlines()]
     lines += [f"  caused by {cause}" for cause in failure.causes]
     left_out = len(failure.lines) - SHOWN_LINES
     if left_out > 0:

@@ -28,13 +28,16 @@ from arachne_runtime.plan.plan import Plan
 
 from .failure import Failure, RanksFailedError, Report
 from .hosts import Hosts, is_local
+from .worker import EXIT_LIMIT_S
 
 LEASH_VARIABLE = "ARACHNE_LEASH"
 """Digest of the plan that the starter read; set in the process of a node that a starter holds."""
 FAILURE_MARK = "\x1earachne-failure "
 """Starts a line of standard error that carries one ``Failure`` as JSON."""
-REPORT_S = 1.0
-"""How long other nodes may still report once one has ended with a failure."""
+REPORT_S = EXIT_LIMIT_S + 2.0
+"""How long other nodes may still report once one has ended with nothing but the loss of another's ranks."""
+GRACE_S = 1.0
+"""The same once a node has ended with a failure of its own."""
 END_S = 15.0
 """How long a node may take to stop its ranks when its leash is gone."""
 _TAIL_LINES = 10
@@ -173,17 +176,18 @@ class _Held:
 
 
 def _watch(held: Sequence[_Held]) -> _Held | None:
-    """Until all nodes ended; or one failed, and the others had time to say why they did: that first one."""
-    first, stop_at = None, math.inf
-    while time.monotonic() < stop_at:
+    """Until all nodes ended; or one failed, and the others had time to say why: that first one."""
+    first, failed_at = None, math.inf
+    while True:
         codes = [node.process.poll() for node in held]
         if first is None and any(codes):
             first = next(node for node, code in zip(held, codes, strict=True) if code)
-            stop_at = time.monotonic() + REPORT_S
-        if None not in codes:
-            break
+            failed_at = time.monotonic()
+        told = [failure.is_consequence for node in held for failure in node.failures]
+        patience_s = REPORT_S if told and all(told) else GRACE_S
+        if None not in codes or time.monotonic() > failed_at + patience_s:
+            return first
         time.sleep(0.05)
-    return first
 
 
 def _end(held: Sequence[_Held]) -> None:

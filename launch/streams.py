@@ -1,7 +1,7 @@
 """What ranks print, and the folders in which they leave their errors: torch's log specification, with pipes.
 
 torch's own redirection goes through growing files that are read ten times a second; a pipe passes a line on
-at once and leaves nothing behind.
+at once and leaves nothing behind. ``launch.worker`` opens its end.
 """
 
 import os
@@ -16,6 +16,9 @@ from typing import IO, TextIO
 
 from torch.distributed.elastic.multiprocessing import LogsDest, LogsSpecs
 
+from .worker import ERR_VARIABLE, OUT_VARIABLE
+
+OUT, ERR = "out", "err"
 _TAIL_LINES = 12
 """Lines of a rank's standard error kept for a failure that left no other word."""
 _POLL_S = 0.05
@@ -93,7 +96,7 @@ class RankStreams(LogsSpecs):
             self._log_dir.mkdir(parents=True, exist_ok=True)
         if not self._direct:
             for rank in self._ranks:
-                for name, shown_on in (("out", sys.stdout), ("err", sys.stderr)):
+                for name, shown_on in ((OUT, sys.stdout), (ERR, sys.stderr)):
                     self._streams[rank, name] = self._open(rank, name, shown_on)
             self._thread = threading.Thread(target=self._pump, name="rank-output", daemon=True)
             self._thread.start()
@@ -112,12 +115,15 @@ class RankStreams(LogsSpecs):
             folder.mkdir(exist_ok=True)
             errors[local] = env["TORCHELASTIC_ERROR_FILE"] = str(folder / "error.json")
             env.update(self._environments[local])
-        outs, errs = ({i: self._path(r, name) for i, r in enumerate(self._ranks)} for name in ("out", "err"))
-        return LogsDest(stdouts=outs, stderrs=errs, error_files=errors)
+            for name, variable in ((OUT, OUT_VARIABLE), (ERR, ERR_VARIABLE)):
+                if stream := self._streams.get((self._ranks[local], name)):
+                    env[variable] = f"/proc/{os.getpid()}/fd/{stream.writer}"
+        inherited = dict.fromkeys(envs, "")
+        return LogsDest(stdouts=inherited, stderrs=dict(inherited), error_files=errors)
 
     def tail(self, rank: int) -> tuple[str, ...]:
         """The last lines of a rank's standard error; none where it went straight to the terminal."""
-        stream = self._streams.get((rank, "err"))
+        stream = self._streams.get((rank, ERR))
         return tuple(stream.tail) if stream else ()
 
     def _open(self, rank: int, name: str, shown_on: TextIO) -> _Stream:
@@ -126,10 +132,6 @@ class RankStreams(LogsSpecs):
         prefix = f"[{rank}] " if self._prefixed else ""
         log = (self._log_dir / f"rank-{rank}.{name}").open("w") if self._log_dir else None
         return _Stream(prefix, None if self._quiet else shown_on, log, reader, writer)
-
-    def _path(self, rank: int, name: str) -> str:
-        stream = self._streams.get((rank, name))
-        return f"/proc/{os.getpid()}/fd/{stream.writer}" if stream else ""
 
     def _pump(self) -> None:
         with selectors.DefaultSelector() as selector:

@@ -24,6 +24,9 @@ from .lab.state import LAB_VARIABLE, read_state
 
 DEVICE_VARIABLE = "ARACHNE_DEVICE"
 """Name of the rank's device in the plan, ``node:index``."""
+OUT_VARIABLE = "ARACHNE_STDOUT"
+ERR_VARIABLE = "ARACHNE_STDERR"
+"""Files that take the rank's output, where it does not go where the launcher's goes."""
 ERROR_VARIABLE = "TORCHELASTIC_ERROR_FILE"
 """Where torch's agent looks for the error of a worker."""
 EXIT_LIMIT_S = 10
@@ -52,6 +55,7 @@ _RUNNERS = (__file__, runpy.__file__, "<frozen runpy>", "<frozen importlib._boot
 def main() -> NoReturn:
     """Run the command line behind this module's name and exit as the script does."""
     _die_with_parent()
+    _redirect()
     try:
         _enter_device()
         _run(sys.argv[1:])
@@ -91,6 +95,14 @@ def _end(code: int) -> NoReturn:
         with suppress(OSError, ValueError):
             stream.flush()
     os._exit(code & 0xFF)
+
+
+def _redirect() -> None:
+    for descriptor, variable in ((1, OUT_VARIABLE), (2, ERR_VARIABLE)):
+        if path := os.environ.pop(variable, None):
+            target = os.open(path, os.O_WRONLY)
+            os.dup2(target, descriptor)
+            os.close(target)
 
 
 def _enter_device() -> None:

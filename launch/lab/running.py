@@ -5,7 +5,6 @@ import secrets
 import shutil
 import signal
 import sys
-import tempfile
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -60,10 +59,10 @@ def active(lab: Lab | Path, *, enforcement: Enforcement = Enforcement.AUTO) -> I
     if running := os.environ.get(LAB_VARIABLE):
         raise UsageError(f"a lab is on already ({LAB_VARIABLE}={running}); labs do not nest")
     sweep()
-    folder = labs_folder(Path(tempfile.gettempdir())) / f"{os.getpid()}-{secrets.token_hex(4)}"
+    folder = labs_folder() / f"{os.getpid()}-{secrets.token_hex(4)}"
     with ExitStack() as held:
         held.enter_context(_unwound_by_signals())
-        folder.mkdir(parents=True, mode=0o700)
+        folder.mkdir(mode=0o700)
         held.callback(shutil.rmtree, folder, ignore_errors=True)
         on = _switch_on(lab, enforcement, folder, held)
         held.enter_context(_variable(LAB_VARIABLE, str(on.state_file)))
@@ -73,7 +72,7 @@ def active(lab: Lab | Path, *, enforcement: Enforcement = Enforcement.AUTO) -> I
 def sweep() -> tuple[Path, ...]:
     """Remove what labs of this user left that died without cleaning up; returns their folders."""
     swept = []
-    for folder in labs_folder(Path(tempfile.gettempdir())).glob("*/"):
+    for folder in labs_folder().glob("*/"):
         if not _is_dead(folder):
             continue
         if (note := folder / GROUP_NOTE).exists():

@@ -1,11 +1,13 @@
 """What a running lab leaves on disk for the ranks that enter it, and for who sweeps up after a dead one."""
 
 import os
+import stat
+import tempfile
 from pathlib import Path
 
 import msgspec
 
-from arachne_runtime.errors import UsageError
+from arachne_runtime.errors import UnsupportedEnvironmentError, UsageError
 from arachne_runtime.plan.cluster import Cluster
 from arachne_runtime.plan.document import Document
 
@@ -81,6 +83,16 @@ def is_alive(state: LabState) -> bool:
     return start_ticks(state.owner) == state.started
 
 
-def labs_folder(temporary: Path) -> Path:
-    """Where this user's labs keep their states."""
-    return temporary / f"arachne-lab-{os.getuid()}"
+def labs_folder() -> Path:
+    """Where this user's labs keep their states; UnsupportedEnvironmentError where another user could write.
+
+    What lies there names processes to kill and groups to remove.
+    """
+    folder = Path(tempfile.gettempdir()) / f"arachne-lab-{os.getuid()}"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    found = folder.lstat()
+    if found.st_uid != os.getuid() or stat.S_IMODE(found.st_mode) & 0o022 or not stat.S_ISDIR(found.st_mode):
+        raise UnsupportedEnvironmentError(
+            f"{folder} must be a folder that only you may write; remove it, or set TMPDIR"
+        )
+    return folder
