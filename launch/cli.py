@@ -1,5 +1,6 @@
 """The command ``arachne``: finds the verbs and maps errors to exit codes; a mistake shows no traceback."""
 
+import os
 import sys
 from collections.abc import Callable
 from functools import wraps
@@ -42,6 +43,7 @@ def main() -> None:
         sys.exit(error.exit_code)
     except OSError as error:  # a full disk, a folder that is missing or closed to us: the text names it
         print(f"arachne: {error}", file=sys.stderr)
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else its buffer fails again at exit
         sys.exit(ExitCode.ENVIRONMENT)
 
 
