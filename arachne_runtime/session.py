@@ -124,7 +124,8 @@ class Session:
             if error is not None:
                 self._annotate(error)
             elif self.world_size > 1:
-                dist.barrier()  # a group that goes while another rank still receives fails that rank
+                # a group that goes while another rank still receives fails that rank
+                dist.barrier(device_ids=[self.device.index] if self.device.type == "cuda" else None)
 
     def engine(
         self,

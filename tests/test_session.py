@@ -11,8 +11,10 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.utils.data import Dataset
 
 import arachne_runtime as arachne
+from arachne_runtime.data import GlobalOrder
 from arachne_runtime.plan.files import write
 from arachne_runtime.plan.plan import Pipeline, Plan, Replica, Stage
 from arachne_runtime.session import LONE_DEVICE
@@ -163,7 +165,60 @@ def test_without_a_plan_one_process_trains_the_whole_model() -> None:
         assert engine.step(torch.ones(7, 2)).num_rows == 7
 
 
-def test_plan_and_trace_come_from_the_launcher(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_options_reach_the_engine() -> None:
+    parts = arachne.ModelParts.of(lambda: nn.Sequential(nn.Linear(2, 4), nn.Dropout(0.5), nn.Linear(4, 1)))
+    options = {
+        "optimizer": lambda p: torch.optim.SGD(p, lr=1.0),
+        "loss": lambda output, batch: output.square().sum(),
+        "inputs": lambda batch: (batch["tokens"].double(),),
+        "clip_norm": 1e-3,
+        "num_items": lambda batch: 2 * len(batch["tokens"]),
+        "seed": 5,
+        "dtype": torch.float64,
+    }
+    with arachne.Session(device="cpu") as session:
+        with pytest.raises(arachne.UnsupportedPlanError, match="stochastic=True"):
+            session.engine(parts, **options)
+        engine = session.engine(parts, stochastic=True, **options)
+        before = [p.detach().clone() for p in engine.stage.parameters()]
+        expected = parts.stage(range(3), device=torch.device("cpu"), seed=5, dtype=torch.float64)
+        assert all(torch.equal(a, b) for a, b in zip(before, expected.parameters(), strict=True))
+        assert engine.step({"tokens": torch.ones(3, 2)}).num_items == 6
+        moved = sum((a - b).square().sum() for a, b in zip(before, engine.stage.parameters(), strict=True))
+        assert moved.item() ** 0.5 == pytest.approx(1e-3, rel=1e-3)
+
+
+class Readers(Dataset[tuple[int, int]]):
+    """Which sample, and which process read it."""
+
+    def __len__(self) -> int:
+        return 5
+
+    def __getitem__(self, index: int) -> tuple[int, int]:
+        return index, os.getpid()
+
+
+def test_the_launcher_says_where_records_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ARACHNE_TRACE", str(tmp_path / "launched"))
+    for trace, folder in ((None, "launched"), (tmp_path / "mine", "mine")):
+        with arachne.Session(device="cpu", trace=trace) as session:
+            make_engine(session).step(torch.ones(2, 2))
+        assert (tmp_path / folder / "rank-0.jsonl").stat().st_size > 0
+
+
+def test_options_reach_the_loader() -> None:
+    order = GlobalOrder(num_samples=5, global_batch=2, seed=7, drop_last=True)
+    with arachne.Session(device="cpu") as session:
+        make_engine(session)
+        batches = session.batches(
+            Readers(), 2, seed=7, epochs=2, drop_last=True, collate_fn=list, num_workers=1
+        )
+        found = [sample for batch in batches for sample in batch.rows(range(2))]
+    assert [index for index, _ in found] == [i for step in range(4) for i in order.samples(step, range(2))]
+    assert os.getpid() not in {process for _, process in found}
+
+
+def test_the_plan_comes_from_the_launcher(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write(LITTLE, tmp_path / "plan.json")
     monkeypatch.setenv("ARACHNE_PLAN", str(tmp_path / "plan.json"))
     monkeypatch.setenv("WORLD_SIZE", "2")
@@ -234,3 +289,21 @@ def test_a_missing_cuda_device_is_refused(monkeypatch: pytest.MonkeyPatch) -> No
         arachne.Session(away)
     assert arachne.Session(ALONE).device == torch.device("cuda:0")
     assert arachne.Session(away, device="cpu").device == torch.device("cpu")
+
+
+def test_cuda_ranks_speak_nccl(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which backend and device, with CUDA and NCCL played by a log of calls."""
+    calls: list[object] = []
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "set_device", calls.append)
+    monkeypatch.setattr(
+        dist, "init_process_group", lambda backend, timeout: calls.append((backend, timeout.seconds))
+    )
+    monkeypatch.setattr(dist, "barrier", lambda device_ids: calls.append(device_ids))
+    monkeypatch.setattr(dist, "destroy_process_group", lambda: calls.append("destroyed"))
+    with arachne.Session(LITTLE, timeout_s=30):
+        pass
+    assert calls == [torch.device("cuda:0"), ("nccl", 30), [0], "destroyed"]
