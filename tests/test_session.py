@@ -134,6 +134,7 @@ def own_group(port: int, fail: bool) -> tuple[bool, bool, list[str]]:
         with arachne.Session(LITTLE, device="cpu"):
             inside = dist.is_initialized()
             if fail:
+                dist.barrier()  # else one rank may leave while the other still enters
                 raise ArithmeticError("of the script")
     except ArithmeticError as error:
         return inside, dist.is_initialized(), error.__notes__
@@ -172,6 +173,7 @@ def test_options_reach_the_engine() -> None:
         "loss": lambda output, batch: output.square().sum(),
         "inputs": lambda batch: (batch["tokens"].double(),),
         "clip_norm": 1e-3,
+        "lr_schedule": lambda optimizer: torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5),
         "num_items": lambda batch: 2 * len(batch["tokens"]),
         "seed": 5,
         "dtype": torch.float64,
@@ -186,6 +188,7 @@ def test_options_reach_the_engine() -> None:
         assert engine.step({"tokens": torch.ones(3, 2)}).num_items == 6
         moved = sum((a - b).square().sum() for a, b in zip(before, engine.stage.parameters(), strict=True))
         assert moved.item() ** 0.5 == pytest.approx(1e-3, rel=1e-3)
+        assert engine.optimizer.param_groups[0]["lr"] == 0.5
 
 
 class Readers(Dataset[tuple[int, int]]):
