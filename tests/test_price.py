@@ -210,7 +210,15 @@ def test_tied_parameters_are_reduced_over_the_holders_of_both_blocks():
     whole = price(plan((1, stage((0, 2), ("a:0", 1)))), ask)
     assert whole.iteration_s == pytest.approx(6)
     # held once by the device that has both blocks
-    assert whole.peak_bytes["a:0"] == split.peak_bytes["a:0"]
+    assert whole.peak_bytes["a:0"] == split.peak_bytes["a:0"] > 25_000_000 * 16
+
+
+def test_zero_one_divides_the_optimizer_step_among_the_replicas():
+    ask = request([("a", FAST, 2)], model(1), profile(update_s=1.0), global_batch=2)
+    whole, divided = (
+        price(plan((1, stage((0, 1), ("a:0", 1), ("a:1", 1), zero=zero))), ask).iteration_s for zero in (0, 1)
+    )
+    assert whole - divided == pytest.approx(0.5)
 
 
 def test_the_parts_of_every_device_add_up_to_the_iteration():
