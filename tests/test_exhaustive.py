@@ -88,7 +88,7 @@ def least_price(request: Request) -> float:
 
 
 HARD = (60, 95, 126, 230, 305, 435)
-"""Three with recomputation in the optimum; three where alike nodes with unlike links are not interchangeable."""
+"""Recomputation in the optimum (three); alike nodes whose unlike links keep them apart (three)."""
 
 
 @pytest.mark.parametrize("seed", [*range(25), *HARD])
