@@ -85,7 +85,7 @@ def _passage(stages: Stages, s: int) -> _Passage:
 def _chains(replica: Actor, micro_batches: int, ahead: int, below: Seconds) -> Seconds:
     """The longest of the three chains, from the first micro-batch at the replica to its last action."""
     f, b, behind = replica.forward_s, replica.backward_s, micro_batches - ahead
-    busy = (micro_batches + 1) * (f + b)
+    busy = micro_batches * (f + b)
     first_backward = f + below + micro_batches * b + behind * f
     last_forward = micro_batches * f + behind * b + below + b
     return max(busy, first_backward, last_forward)

@@ -79,7 +79,11 @@ def _updates(plan: Plan, seats: Seats, tables: Tables) -> list[list[list[Seconds
     """Seconds of each replica's optimizer; ZeRO-1 gives each replica of a stage its part."""
     return [
         [
-            [tables.update_seconds(*stage.layers, seat.node.device.name, seat.tp) / 1 for seat in seated]
+            [
+                tables.update_seconds(*stage.layers, seat.node.device.name, seat.tp)
+                / (len(stage.replicas) if stage.zero else 1)
+                for seat in seated
+            ]
             for stage, seated in zip(pipeline.stages, seated_stages, strict=True)
         ]
         for pipeline, seated_stages in zip(plan.pipelines, seats, strict=True)
