@@ -5,6 +5,7 @@ context, a frozen parameter, one that no sample uses, and one that only some sam
 """
 
 from collections.abc import Iterable
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import torch
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 
 from arachne_runtime.engine import Engine
 from arachne_runtime.model import ModelParts, pipelined
+from arachne_runtime.plan import order
 from arachne_runtime.plan.plan import Plan
 
 VOCABULARY, SEQUENCE, WIDTH, HEADS = 13, 4, 8, 2
@@ -103,6 +105,8 @@ class Case:
     rows: tuple[int, ...] = ()
     """Rows of each step's batch; default: a full one, a remainder, a full one."""
     blocking: bool = False
+    in_pieces: bool = False
+    """Sum the gradients of every block alone, between pieces of the last backward."""
 
     @property
     def rows_by_step(self) -> tuple[int, ...]:
@@ -153,6 +157,21 @@ class Outcome:
 
 def train_by_plan(case: Case) -> Outcome:
     """Train on the ranks of the default process group; runs on each of them."""
+    with reductions_of(1 if case.in_pieces else order.REDUCTION_BYTES):
+        return _train_by_plan(case)
+
+
+@contextmanager
+def reductions_of(size: int):
+    """Close a sum of gradients at this many bytes."""
+    usual, order.REDUCTION_BYTES = order.REDUCTION_BYTES, size
+    try:
+        yield
+    finally:
+        order.REDUCTION_BYTES = usual
+
+
+def _train_by_plan(case: Case) -> Outcome:
     engine = Engine(
         case.plan,
         ModelParts.of(case.model),

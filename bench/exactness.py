@@ -1,8 +1,8 @@
 """Random plans against a single process: the same losses, norms and parameters after three steps.
 
 Plans are trained in float64, by SGD and by AdamW in turn, with random settings: tied embeddings, clipping, a
-loss by items, a learning-rate schedule, blocking communication, batches that leave remainders. Every fourth
-plan runs in float32.
+loss by items, a learning-rate schedule, blocking communication, gradients summed block by block, batches that
+leave remainders. Every fourth plan runs in float32.
 """
 
 import random
@@ -68,6 +68,7 @@ def random_case(source: random.Random, index: int) -> Case:
         scheduled=source.random() < 0.3,
         rows=(*(source.randint(1, plan.global_batch) for _ in range(2)), plan.global_batch),
         blocking=source.random() < 0.2,
+        in_pieces=source.random() < 0.4,
     )
 
 

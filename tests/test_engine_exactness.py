@@ -64,12 +64,14 @@ def check(cases, tolerance=1e-9):
 
 def test_replicas_with_unequal_shares():
     items = Case(WIDE, by_items=True, scheduled=True, tied=False)
-    check([Case(WIDE), Case(WIDE, adam=True, clip_norm=0.1), items, Case(WIDE, blocking=True)])
+    check(
+        [Case(WIDE), Case(WIDE, adam=True, clip_norm=0.1), items, Case(WIDE, blocking=True, in_pieces=True)]
+    )
 
 
 def test_unlike_pipelines():
     both = Case(UNLIKE, adam=True, clip_norm=0.1, by_items=True)
-    check([Case(UNLIKE), both, Case(UNLIKE, blocking=True)])
+    check([Case(UNLIKE), both, Case(UNLIKE, blocking=True, in_pieces=True)])
 
 
 def test_seven_rows_in_four_micro_batches():
@@ -93,6 +95,7 @@ CASES = st.builds(
     by_items=st.booleans(),
     scheduled=st.booleans(),
     blocking=st.booleans(),
+    in_pieces=st.booleans(),
 )
 
 

@@ -18,6 +18,7 @@ from arachne_runtime.plan.order import Transfer
 from arachne_runtime.plan.plan import Pipeline, Plan, Replica, Stage
 from arachne_runtime.plan.records import Record, RecordKind
 from arachne_runtime.testing import run_ranks
+from bench.cases import reductions_of
 
 
 def stage(layers, *shares, start, **options):
@@ -225,3 +226,53 @@ def test_a_recorder_writes_every_piece_of_every_step(tmp_path):
             assert 0.5 * mine[-1].compute_s < spent <= mine[-1].compute_s <= seconds[rank][step]
             assert all(r.samples == (3, 1, 2, 2)[rank] for r in mine if r.kind is RecordKind.ACTION)
             assert all(r.sent_bytes >= r.samples * 12 for r in mine if r.name[:2] in ("0F", "1B"))
+
+
+class Overwrites(nn.Module):
+    """Changes its input in place, as ``nn.ReLU(inplace=True)`` at the start of a block does."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(3, 3)
+
+    def forward(self, x):
+        return self.linear(F.relu_(x))
+
+
+class Line(nn.Linear):
+    """A linear block of the right size."""
+
+    def __init__(self):
+        super().__init__(3, 3)
+
+
+class Saves(nn.Module):
+    """Autograd keeps its output, which must not pass for changed when the next piece begins."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(3, 3)
+
+    def forward(self, x):
+        return torch.tanh(self.linear(x))
+
+
+def in_pieces(plan, kinds):
+    with reductions_of(1):
+        engine = engine_of(plan, lambda: [kind() for kind in kinds], dtype=torch.float64)
+        torch.manual_seed(1)
+        x, y = batch(16)
+        report = engine.step((x.double(), y.double()))
+        return report.loss, report.grad_norm, len(engine._play.pieces)
+
+
+@pytest.mark.parametrize("kinds", [(Line, Overwrites, Overwrites, Overwrites), (Saves,) * 4])
+@pytest.mark.parametrize("cut", [1, 3])
+def test_the_last_backward_goes_in_pieces_and_blocks_may_change_their_input(cut, kinds):
+    alone = run_ranks(1, in_pieces, plan_of(stage((0, 4), 4, start=0)), kinds)[0]
+    plan = plan_of(stage((0, cut), 3, 1, start=0), stage((cut, 4), 2, 2, start=2))
+    found = run_ranks(4, in_pieces, plan, kinds)
+    for loss, norm, _ in found:
+        assert abs(loss - alone[0]) < 1e-12
+        assert abs(norm - alone[1]) < 1e-12
+    assert [pieces for _, _, pieces in found] == [cut, cut, 4 - cut, 4 - cut]

@@ -56,8 +56,6 @@ def batch(num_rows=8):
     ("plan", "told"),
     [
         (with_stage(zero=1), r"\$\.pipelines\[0\]\.stages\[0\]\.zero is 1"),
-        (with_stage(expert_parallel=2), "expert_parallel is 2"),
-        (with_stage(expert_tensor=2), "expert_tensor is 2"),
         (
             msgspec.structs.replace(ALONE, schedule=ScheduleKind.INTERLEAVED),
             "interleaved_1f1b; this version plays",
@@ -70,14 +68,25 @@ def test_plans_of_a_later_version_are_refused(plan, told):
         engine(plan)
 
 
-def test_tensor_parallel_is_refused(monkeypatch):
-    plan = with_stage(replicas=(Replica(devices=("a:0", "a:1"), share=4),))
+TWO_REPLICAS = (Replica(devices=("a:0",), share=2), Replica(devices=("a:1",), share=2))
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        (
+            {"replicas": (Replica(devices=("a:0", "a:1"), share=4),)},
+            "tensor-parallel over a:0, a:1; this version runs TP 1: make",
+        ),
+        ({"replicas": TWO_REPLICAS, "expert_parallel": 2}, "expert_parallel is 2; this version keeps all"),
+        ({"replicas": TWO_REPLICAS, "expert_tensor": 2}, "expert_tensor is 2; this version keeps all"),
+    ],
+)
+def test_what_two_devices_would_share_is_refused(monkeypatch, changes, told):
     monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 2)
-    with pytest.raises(
-        UnsupportedPlanError, match=r"tensor-parallel over a:0, a:1; this version runs TP 1: make"
-    ):
-        engine(plan)
+    with pytest.raises(UnsupportedPlanError, match=told):
+        engine(with_stage(**changes))
 
 
 def test_another_number_of_ranks_is_refused():
@@ -103,7 +112,8 @@ def test_batch_norm_is_refused_where_it_would_see_a_part_of_the_batch():
 
     with pytest.raises(UnsupportedPlanError, match=r"block 1: .*BatchNorm1d in training.*use LayerNorm"):
         engine(model=model)
-    whole = with_pipeline(micro_batches=1, micro_batch=8)
+    stage = Stage(layers=(0, 2), replicas=(Replica(devices=("a:0",), share=8),))
+    whole = with_pipeline(micro_batches=1, micro_batch=8, stages=(stage,))
     assert engine(whole, model).step(batch()).is_finite
     assert engine(model=lambda: nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3).eval()))
 
@@ -163,10 +173,10 @@ def test_gradients_that_are_not_finite_are_told_and_applied_as_pytorch_does():
 
 
 def test_the_first_fault_does_not_hide_the_others():
-    plan = msgspec.structs.replace(with_stage(zero=2, expert_parallel=2), schedule=ScheduleKind.ZERO_BUBBLE)
+    plan = msgspec.structs.replace(with_stage(zero=2), schedule=ScheduleKind.ZERO_BUBBLE)
     with pytest.raises(UnsupportedPlanError) as caught:
         engine(plan)
-    assert len(str(caught.value).splitlines()) == 4
+    assert len(str(caught.value).splitlines()) == 3
 
 
 def test_a_stage_without_parameters_trains():

@@ -7,8 +7,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from arachne_runtime.plan.order import (
+    REDUCTION_BYTES,
     Commit,
     Reduction,
+    Summed,
     Transfer,
     communications,
     needs,
@@ -20,7 +22,7 @@ from arachne_runtime.plan.plan import Pipeline, Plan, Replica, ScheduleKind, Sta
 from arachne_runtime.plan.schedule import stage_actions
 from tests.strategies import plans
 
-TIES = {"blocks.0.weight": (0, 5)}
+TIED = Summed({"blocks.0.weight": (0, 5)})
 
 
 @dataclass
@@ -75,7 +77,8 @@ def programs(plan, order):
 def test_blocking_execution_in_the_total_order_never_deadlocks(plan, data):
     num_rows = data.draw(st.integers(1, plan.global_batch))
     ties = {"blocks.0.weight": (0, plan.num_blocks - 1)} if plan.num_blocks > 1 else {}
-    order = communications(plan, num_rows, ties)
+    sizes = data.draw(st.sampled_from(((), [REDUCTION_BYTES] * plan.num_blocks)))
+    order = communications(plan, num_rows, Summed(ties, sizes))
     assert InOrderDevices(plan, programs(plan, order)).stuck() == []
 
 
@@ -83,7 +86,7 @@ def test_blocking_execution_in_the_total_order_never_deadlocks(plan, data):
 @given(plan=plans(tp=1, max_devices=6), data=st.data())
 def test_hops_move_every_row_once_each_way(plan, data):
     num_rows = data.draw(st.integers(1, plan.global_batch))
-    order = communications(plan, num_rows, {})
+    order = communications(plan, num_rows, Summed())
     hops = [c for c in order if isinstance(c, Transfer)]
     assert len(set(hops)) == len(hops)
     boundaries = sum(len(p.stages) - 1 for p in plan.pipelines)
@@ -108,24 +111,34 @@ def unlike_pipelines(schedule=ScheduleKind.ONE_F_ONE_B):
 
 
 def test_reductions_are_segments_and_ties_with_the_union_of_holders():
-    found = {r.name: r.members for r in reductions(unlike_pipelines(), TIES)}
+    found = {r.name: r.members for r in reductions(unlike_pipelines(), TIED)}
     assert found == {
         "0:1": (0, 3), "1:3": (1, 3), "3:4": (2, 3), "4:6": (2, 4), "blocks.0.weight": (0, 2, 3, 4),
     }  # fmt: skip
 
 
-def test_reductions_follow_the_hops_of_each_rank_in_descending_block_order():
+def test_reductions_follow_the_receives_of_each_rank_in_descending_block_order():
     for rank in range(5):
-        mine = share_of(rank, communications(unlike_pipelines(), 14, {}))
-        kinds = [type(c) for c in mine]
-        assert kinds == sorted(kinds, key=[Transfer, Reduction, Commit].index)
+        mine = share_of(rank, communications(unlike_pipelines(), 14, Summed()))
+        first = next(i for i, c in enumerate(mine) if isinstance(c, Reduction))
+        assert not [c for c in mine[first:] if isinstance(c, Transfer) and c.receiver == rank]
         starts = [c.blocks[0] for c in mine if isinstance(c, Reduction)]
         assert starts == sorted(starts, reverse=True)
 
 
+def test_large_blocks_are_summed_while_those_below_are_computed():
+    plan = unlike_pipelines()
+    sizes = [REDUCTION_BYTES // 2] * 6
+    assert [r.name for r in reductions(plan, Summed(block_bytes=sizes))] == ["0:1", "1:3", "3:4", "4:6"]
+    sizes = [REDUCTION_BYTES] * 6
+    found = share_of(2, communications(plan, 14, Summed(block_bytes=sizes)))
+    names = [c.name if isinstance(c, Reduction) else str(c.source) for c in found[:-1]]
+    assert names[-4:] == ["5:6", "4:5", "2B3", "3:4"]
+
+
 def test_each_rank_in_the_order_of_its_own_actions_deadlocks_and_is_caught():
     plan = unlike_pipelines()
-    order = communications(plan, 14, {})
+    order = communications(plan, 14, Summed())
     own = []
     for place, program in zip(places(plan), programs(plan, order), strict=True):
         pipeline, _, _ = holding(plan, place)
@@ -139,7 +152,7 @@ def test_each_rank_in_the_order_of_its_own_actions_deadlocks_and_is_caught():
 def test_ascending_reductions_on_one_rank_deadlock_and_are_caught():
     pipelines = (line(4, micro_batches=1), line(4, start=1), line(2, 4, start=2))
     plan = Plan(model="tiny", global_batch=18, sequence=1, pipelines=pipelines)
-    wrong = programs(plan, communications(plan, 18, {}))
+    wrong = programs(plan, communications(plan, 18, Summed()))
     assert [c.name for c in wrong[1][:-1]] == ["2:4", "0:2"]
     assert InOrderDevices(plan, wrong).stuck() == []
     wrong[1] = [wrong[1][1], wrong[1][0], wrong[1][2]]
@@ -149,6 +162,6 @@ def test_ascending_reductions_on_one_rank_deadlock_and_are_caught():
 @pytest.mark.parametrize("seed", range(5))
 def test_a_shuffled_order_is_caught(seed):
     plan = unlike_pipelines(ScheduleKind.GPIPE)
-    order = list(communications(plan, 14, TIES))
+    order = list(communications(plan, 14, TIED))
     random.Random(seed).shuffle(order)
     assert InOrderDevices(plan, programs(plan, order)).stuck()

@@ -22,6 +22,10 @@ PENDING_SENDS = 4
 class Reducer(Protocol):
     """What sums gradients."""
 
+    def passed(self, block: int) -> None:
+        """The gradients of ``block`` and those behind it are complete on this rank."""
+        ...
+
     def start(self, reduction: Reduction) -> bool:
         """Start the sum, or say that its gradients are not complete yet."""
         ...
@@ -118,6 +122,11 @@ class Courier:
         for source in gradients[:-PENDING_SENDS]:
             self._end_sends(source)
 
+    def passed(self, block: int) -> None:
+        """The last backward of the step has passed ``block``: sums of gradients from there on may start."""
+        self._reducer.passed(block)
+        self.advance()
+
     def finish(self) -> None:
         """Issue what is left and wait for every send."""
         self.advance()
@@ -126,10 +135,10 @@ class Courier:
             self._end_sends(source)
 
     @property
-    def received(self) -> Signature:
-        """Form of the tensors that come from the stage before."""
+    def needs_grad(self) -> tuple[bool, ...]:
+        """Which of the tensors that come from the stage before get a gradient back."""
         assert self._incoming is not None
-        return self._incoming
+        return tuple(form.requires_grad for form in self._incoming)
 
     def _form_is_known(self, transfer: Transfer) -> bool:
         backward = transfer.target.work is Work.BACKWARD

@@ -18,7 +18,7 @@ from ..measure.recorder import Recorder, Records, Silence
 from ..mesh import Mesh
 from ..model import ModelParts
 from ..plan.cluster import index_of
-from ..plan.order import Communication, Reduction, communications, share_of
+from ..plan.order import Communication, Reduction, Summed, communications, share_of
 from ..plan.placement import holding, places
 from ..plan.plan import Plan
 from ..plan.records import RecordKind
@@ -107,8 +107,8 @@ class Engine:
         pipeline, mine, _ = holding(plan, self.place)
         device = device or default_device(self.place.device)
         self.stage = parts.stage(mine.blocks, device=device, seed=seed, dtype=dtype)
-        self._ties = {tie.name: tie.blocks for tie in parts.ties}
-        self._mesh = Mesh.form(plan, self._ties, self.place.rank, device)
+        self._summed = summed_of(parts)
+        self._mesh = Mesh.form(plan, self._summed, self.place.rank, device)
         self._gradients = Gradients.of(self.stage, self._mesh)
         parameters = [parameter for _, parameter in self.named_parameters()]
         self.optimizer = optimizer(parameters) if parameters else None
@@ -120,6 +120,7 @@ class Engine:
         """Steps done."""
         self._play = Play(
             stage=self.stage,
+            pieces=self._gradients.pieces(),
             device=device,
             is_first=self.place.stage == 0,
             is_last=self.place.stage == len(pipeline.stages) - 1,
@@ -208,8 +209,8 @@ class Engine:
 
     def _reduce(self, program: Program, courier: Courier) -> None:
         """Issue the sums of gradients and wait for them."""
-        self._gradients.complete = True
         start = self._records.mark()
+        courier.passed(self.stage.block_range.start)
         courier.finish()
         for reduction in program.sequence:
             if isinstance(reduction, Reduction):
@@ -262,7 +263,7 @@ class Engine:
         actions = stage_actions(
             self.plan.schedule, self.place.stage, len(pipeline.stages), pipeline.micro_batches
         )
-        *order, _ = communications(self.plan, num_rows, self._ties)
+        *order, _ = communications(self.plan, num_rows, self._summed)
         return Program(
             rows, tuple(a for a in actions if rows[a.micro_batch]), share_of(self.place.rank, order)
         )
@@ -284,6 +285,15 @@ class Engine:
             who = f"rank {place.rank} ({place.device}), stage {place.stage} of pipeline {place.pipeline}"
             error.add_note(f"{who}, at {where}, in step {self.num_steps}")
             raise
+
+
+def summed_of(parts: ModelParts) -> Summed:
+    """What the order of communication must know of the model."""
+    infos = [parts.parameters_of(block) for block in range(parts.num_blocks)]
+    sizes = tuple(
+        sum(i.numel * i.dtype.itemsize for i in block if i.requires_grad and not i.tie) for block in infos
+    )
+    return Summed({tie.name: tie.blocks for tie in parts.ties}, sizes)
 
 
 def default_device(device: str) -> torch.device:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 import torch
 import torch.distributed as dist
@@ -84,8 +85,10 @@ class Gradients:
     """Those that take a gradient."""
     counted: Sequence[nn.Parameter]
     """Those whose norm this rank contributes: each parameter of the model is counted on one rank."""
-    complete: bool = field(default=False, init=False)
-    """Whether the last backward of the step has ended."""
+    blocks: range
+    """Of the stage."""
+    _passed: int = field(default=0, init=False)
+    """Lowest block whose gradients are complete."""
 
     @classmethod
     def of(cls, stage: StageModule, mesh: Mesh) -> "Gradients":
@@ -100,11 +103,11 @@ class Gradients:
                 counted += [p for _, p in named]
             if len(reduction.members) > 1:
                 buckets[reduction] = list(_pack(named, mesh.groups[reduction.members]))
-        return cls(buckets, parameters, counted)
+        return cls(buckets, parameters, counted, stage.block_range)
 
     def begin(self) -> None:
         """Forget the gradients of the step before."""
-        self.complete = False
+        self._passed = self.blocks.stop
         for parameter in self.parameters:
             parameter.grad = None
 
@@ -113,9 +116,19 @@ class Gradients:
         for bucket in self._all():
             bucket.adopt()
 
+    def passed(self, block: int) -> None:
+        """The last backward of the step has passed ``block``."""
+        self._passed = block
+
+    def pieces(self) -> tuple[range, ...]:
+        """Runs of blocks of the stage, ascending, behind each of which a sum with other ranks may start."""
+        starts = {min(b for b in r.blocks if b in self.blocks) for r in self.buckets if r.tie is None}
+        edges = sorted({self.blocks.start, *starts, self.blocks.stop})
+        return tuple(range(a, b) for a, b in pairwise(edges))
+
     def start(self, reduction: Reduction) -> bool:
-        """Start a sum, once the last backward has ended."""
-        if not self.complete:
+        """Start a sum, once the last backward has passed all its blocks that this rank holds."""
+        if min(block for block in reduction.blocks if block in self.blocks) < self._passed:
             return False
         for bucket in self.buckets[reduction]:
             bucket.start()

@@ -15,6 +15,7 @@ from ..model import StageModule
 from ..plan.records import RecordKind
 from ..plan.schedule import Action, Work
 from .courier import Courier
+from .entry import Entry
 from .weight import Weight
 
 Loss = Callable[[Any, Any], Tensor]
@@ -27,6 +28,8 @@ class Play:
     """How a stage is played: the same for every step."""
 
     stage: StageModule
+    pieces: tuple[range, ...]
+    """Runs of blocks, ascending, behind each of which a sum of gradients may start."""
     device: torch.device
     is_first: bool
     is_last: bool
@@ -43,10 +46,11 @@ class Play:
 
 
 @dataclass(frozen=True, slots=True)
-class _Held:
-    """What is kept from a forward to its backward."""
+class _Piece:
+    """A run of blocks between its forward and its backward."""
 
-    received: tuple[Tensor, ...]
+    blocks: range
+    entry: Entry
     outputs: tuple[Tensor, ...]
 
 
@@ -70,7 +74,8 @@ class Player:
         self._rows = rows
         self._records = records
         self._watch_random = watch_random
-        self._held: dict[int, _Held] = {}
+        self._last = max((m for m, mine in enumerate(rows) if mine), default=None)
+        self._held: dict[int, list[_Piece]] = {}
         self._samples: dict[int, Any] = {}
         self.loss = torch.zeros((), dtype=torch.float64, device=play.device)
         """Weighted sum of the losses so far, on the last stage."""
@@ -116,27 +121,35 @@ class Player:
         return self._play.is_last if action.work is Work.FORWARD else self._play.is_first
 
     def _forward(self, micro_batch: int, taken: tuple[Tensor, ...], weight: Weight) -> tuple[Tensor, ...]:
-        if not self._play.is_first:
-            for tensor, form in zip(taken, self._courier.received, strict=True):
-                tensor.requires_grad_(form.requires_grad)
         samples = self.samples(micro_batch) if self._play.needs_samples else None
         context = self._play.context(samples) if self._play.context else {}
+        needs_grad = (False,) * len(taken) if self._play.is_first else self._courier.needs_grad
         before = self._random_state()
-        outputs = self._run(taken, context)
-        if self._play.is_last:
-            outputs = (self._weighted_loss(outputs, samples, weight.of(len(self._rows[micro_batch]))),)
+        outputs, pieces = taken, list[_Piece]()
+        for blocks in self._pieces(micro_batch):
+            entry = Entry.behind(outputs) if pieces else Entry(taken, needs_grad)
+            outputs = self._run(entry.tensors, context, blocks)
+            if self._play.is_last and blocks.stop == self._play.stage.block_range.stop:
+                outputs = (self._weighted_loss(outputs, samples, weight.of(len(self._rows[micro_batch]))),)
+            pieces.append(_Piece(blocks, entry, outputs))
         self._refuse_random(before)
-        self._held[micro_batch] = _Held(taken, outputs)
+        self._held[micro_batch] = pieces
         self._samples.pop(micro_batch, None)
         return outputs
 
-    def _run(self, inputs: tuple[Tensor, ...], context: Mapping[str, Tensor]) -> tuple[Tensor, ...]:
+    def _pieces(self, micro_batch: int) -> tuple[range, ...]:
+        """The stage in one, or for the last micro-batch in pieces, so that sums start between them."""
+        return self._play.pieces if micro_batch == self._last else (self._play.stage.block_range,)
+
+    def _run(
+        self, inputs: tuple[Tensor, ...], context: Mapping[str, Tensor], blocks: range
+    ) -> tuple[Tensor, ...]:
         if not self._play.recompute:
-            outputs: tuple[Tensor, ...] = self._play.stage(inputs, context)
+            outputs: tuple[Tensor, ...] = self._play.stage(inputs, context, blocks)
             return outputs
         keep_random = self._play.stochastic
         return checkpoint(  # type: ignore[no-any-return]
-            self._play.stage, inputs, context, use_reentrant=False, preserve_rng_state=keep_random
+            self._play.stage, inputs, context, blocks, use_reentrant=False, preserve_rng_state=keep_random
         )
 
     def _weighted_loss(self, outputs: tuple[Tensor, ...], samples: Any, weight: float) -> Tensor:
@@ -151,14 +164,18 @@ class Player:
         return loss
 
     def _backward(self, micro_batch: int, taken: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        held = self._held.pop(micro_batch)
-        outputs = [tensor for tensor in held.outputs if tensor.requires_grad]
-        if outputs:
-            torch.autograd.backward(outputs, None if self._play.is_last else list(taken))
-        if self._play.is_first:
-            return ()
-        wanted = [tensor for tensor in held.received if tensor.requires_grad]
-        return tuple(torch.zeros_like(t) if t.grad is None else t.grad for t in wanted)
+        pieces = self._held.pop(micro_batch)
+        gradients = None if self._play.is_last else taken
+        while pieces:
+            piece = pieces.pop()
+            outputs = [tensor for tensor in piece.outputs if tensor.requires_grad]
+            if outputs:
+                torch.autograd.backward(outputs, gradients)
+            gradients = piece.entry.gradients()
+            if micro_batch == self._last:
+                self._courier.passed(piece.blocks.start)
+        assert gradients is not None
+        return gradients
 
     def _random_state(self) -> Tensor | None:
         if not self._watch_random:

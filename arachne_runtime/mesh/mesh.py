@@ -7,7 +7,7 @@ from itertools import product
 import torch
 import torch.distributed as dist
 
-from ..plan.order import Reduction, Ties, ranks_of_stages, reductions
+from ..plan.order import Reduction, Summed, ranks_of_stages, reductions
 from ..plan.placement import Place, places
 from ..plan.plan import Plan
 from .transport import GlooTransport, NcclTransport, Transport
@@ -27,13 +27,13 @@ class Mesh:
     num_ranks: int
 
     @classmethod
-    def form(cls, plan: Plan, ties: Ties, rank: int, device: torch.device) -> "Mesh":
+    def form(cls, plan: Plan, summed: Summed, rank: int, device: torch.device) -> "Mesh":
         """Make every group on every rank, in ascending order of members, once for each distinct set.
 
         With a single rank no process group is needed, nor made.
         """
         num_ranks = len(plan.devices)
-        sums = reductions(plan, ties)
+        sums = reductions(plan, summed)
         groups = _groups((r.members for r in sums), rank, num_ranks)
         mine = tuple(r for r in sums if rank in r.members)
         transport = _transport(plan, rank, device)

@@ -46,14 +46,18 @@ class StageModule(nn.Module):
         self._tied = _tied(blocks, ties)
         self._calls = tuple((b.index, part, accepted_keywords(part)) for b in blocks for _, part in b.parts)
 
-    def forward(self, inputs: tuple[Tensor, ...], context: Mapping[str, Tensor]) -> tuple[Tensor, ...]:
-        """Run the blocks in order on the tensors that cross the boundary before this stage.
+    def forward(
+        self, inputs: tuple[Tensor, ...], context: Mapping[str, Tensor], blocks: range | None = None
+    ) -> tuple[Tensor, ...]:
+        """Run the blocks (or some of them) in order on the tensors that cross the boundary before them.
 
         Raises:
             ModelError: A block returned something else than a tensor or a tuple of tensors.
 
         """
         for index, part, accepted in self._calls:
+            if blocks is not None and index not in blocks:
+                continue
             keywords = {k: v for k, v in context.items() if accepted is None or k in accepted}
             inputs = _as_boundary(part(*inputs, **keywords), index, part)
         return inputs

@@ -7,16 +7,20 @@ always run, even where a device executes one at a time, blocking.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from fractions import Fraction
 from itertools import chain
 from typing import TypeAlias
 
+from ..units import Bytes
 from .placement import places
 from .plan import Pipeline, Plan
 from .rows import micro_batch_rows, overlaps, replica_rows
 from .schedule import Action, Work, stage_actions
 from .segments import segments
 
+REDUCTION_BYTES: Bytes = 8 * 2**20
+"""A sum of gradients is closed at this size, so that it runs while the blocks below are still computed."""
 _UNITS = {Work.FORWARD: 1, Work.BACKWARD: 2}
 """A backward computes two products for each one of the forward."""
 
@@ -65,22 +69,30 @@ class Commit:
     members: tuple[int, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class Summed:
+    """What the order must know of a model's gradients; equal on every rank."""
+
+    ties: Mapping[str, Sequence[int]] = field(default_factory=dict)
+    """Blocks that share a parameter, by the name of the tie."""
+    block_bytes: Sequence[Bytes] = ()
+    """Bytes of gradients of each block, without tied ones; empty: a segment is summed at once."""
+
+
 Communication: TypeAlias = Transfer | Reduction | Commit
-Ties: TypeAlias = Mapping[str, Sequence[int]]
-"""Blocks that share a parameter, by the name of the tie."""
 _Times: TypeAlias = Mapping[tuple[int, Action], int]
 """When each (pipeline, action) ends."""
 
 
-def communications(plan: Plan, num_rows: int, ties: Ties) -> tuple[Communication, ...]:
+def communications(plan: Plan, num_rows: int, summed: Summed) -> tuple[Communication, ...]:
     """Every communication of a step on a batch of ``num_rows`` rows, in the total order."""
     ends = end_times(plan)
     ranks = range(len(plan.devices))
     hops = [(ends[t.pipeline, t.source], t) for t in transfers(plan, num_rows)]
-    sums = [(_ready(plan, r, ends), r) for r in reductions(plan, ties) if len(r.members) > 1]
+    sums = [(_ready(plan, r, ends), r) for r in reductions(plan, summed) if len(r.members) > 1]
     hops.sort(key=lambda item: (item[0], item[1].sender, item[1].receiver))
     sums.sort(key=lambda item: (item[0], [-block for block in reversed(item[1].blocks)], item[1].name))
-    ordered: list[tuple[int, int, Communication]] = [(time, 0, hop) for time, hop in hops]
+    ordered: list[tuple[Fraction | int, int, Communication]] = [(time, 0, hop) for time, hop in hops]
     ordered += [(time, 1, reduction) for time, reduction in sums]
     ordered.sort(key=lambda item: item[:2])
     return (*(item for _, _, item in ordered), Commit(tuple(ranks)))
@@ -119,17 +131,28 @@ def _hops(
         yield Transfer(p, *up, b, a, overlap.rows)
 
 
-def reductions(plan: Plan, ties: Ties) -> tuple[Reduction, ...]:
-    """All sums of gradients, those with a single member too: by segment, and one for each tied parameter."""
+def reductions(plan: Plan, summed: Summed) -> tuple[Reduction, ...]:
+    """All sums of gradients, those with a single member too: parts of segments, and each tied parameter."""
     ranks = ranks_of_stages(plan)
     found = [
-        Reduction(tuple(s.blocks), None, _members(ranks[holder] for holder in s.holders))
-        for s in segments(plan)
+        Reduction(tuple(blocks), None, _members(ranks[holder] for holder in segment.holders))
+        for segment in segments(plan)
+        for blocks in _parts(segment.blocks, summed.block_bytes)
     ]
-    for name, blocks in sorted(ties.items()):
+    for name, blocks in sorted(summed.ties.items()):
         holders = {holder for s in segments(plan) if set(s.blocks) & set(blocks) for holder in s.holders}
         found.append(Reduction(tuple(sorted(blocks)), name, _members(ranks[h] for h in sorted(holders))))
     return tuple(found)
+
+
+def _parts(blocks: range, block_bytes: Sequence[Bytes]) -> Iterator[range]:
+    """Runs of blocks of at least REDUCTION_BYTES, from the last block down."""
+    stop, size = blocks.stop, 0
+    for block in reversed(blocks):
+        size += block_bytes[block] if block_bytes else 0
+        if size >= REDUCTION_BYTES or block == blocks.start:
+            yield range(block, stop)
+            stop, size = block, 0
 
 
 def ranks_of_stages(plan: Plan) -> dict[tuple[int, int], tuple[int, ...]]:
@@ -179,13 +202,14 @@ def needs(action: Action, depth: int) -> Action | None:
     return Action(neighbour, action.work, action.micro_batch) if 0 <= neighbour < depth else None
 
 
-def _ready(plan: Plan, reduction: Reduction, ends: _Times) -> int:
-    """When the last holder of the blocks has played its last action."""
+def _ready(plan: Plan, reduction: Reduction, ends: _Times) -> Fraction:
+    """When the last holder's last backward, which goes down block by block, has passed the blocks."""
     return max(
         ends[p, stage_actions(plan.schedule, s, len(pipeline.stages), pipeline.micro_batches)[-1]]
+        - _UNITS[Work.BACKWARD] * Fraction(lowest - stage.blocks.start, len(stage.blocks))
         for p, pipeline in enumerate(plan.pipelines)
         for s, stage in enumerate(pipeline.stages)
-        if any(block in stage.blocks for block in reduction.blocks)
+        if (lowest := min((b for b in reduction.blocks if b in stage.blocks), default=None)) is not None
     )
 
 
