@@ -88,7 +88,8 @@ def left_process_group() -> list[str]:
 def left_variables(before: dict[str, str]) -> list[str]:
     now = dict(os.environ)
     names = {name for name in before.keys() | now.keys() if before.get(name) != now.get(name)}
-    names -= {"PYTEST_CURRENT_TEST"}
+    # pytest's own, and torch's at the first import of its compiler
+    names -= {"PYTEST_CURRENT_TEST", "TORCHINDUCTOR_CACHE_DIR"}
     for name in names:
         if name in before:
             os.environ[name] = before[name]

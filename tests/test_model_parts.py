@@ -101,6 +101,27 @@ def test_construction_keeps_no_memory_but_that_of_buffers() -> None:
     assert alive[0]() is None
 
 
+def test_context_is_where_and_what_the_stage_is() -> None:
+    """The device meta stands for a GPU: what is not moved there would stay on the CPU."""
+    parts = ModelParts.of(GPT)
+    half = parts.context_on(CPU, torch.float16)
+    assert half is not None
+    table = half(torch.zeros(1, 3))["cos"]
+    assert table.dtype == torch.float16
+    assert torch.equal(table, GPT().cos[:3].half())
+
+    def rotary(batch: Tensor) -> Mapping[str, Tensor]:
+        return {"cos": torch.ones(3), "sin": torch.ones(3)}
+
+    free = pipelined(first="embed", blocks="layers", last=("norm", "head"), context=rotary)(
+        type("Free", (GPT,), {})
+    )
+    for model in (GPT, free):
+        away = ModelParts.of(model).context_on(torch.device("meta"))
+        assert away is not None
+        assert away(torch.zeros(1, 3))["cos"].is_meta
+
+
 def test_stages_do_not_share_memory() -> None:
     parts = ModelParts.of(GPT)
     a, b = (parts.stage(range(1, 2), device=CPU, seed=0) for _ in range(2))

@@ -128,7 +128,7 @@ class Engine:
             stochastic=stochastic,
             loss=loss,
             inputs=inputs,
-            context=parts.context,
+            context=parts.context_on(device, dtype),
         )
         self._clip_norm = clip_norm
         self._num_items = num_items

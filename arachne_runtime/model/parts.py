@@ -12,10 +12,11 @@ from torch import Tensor, nn
 from ..data.batch import default_inputs
 from ..errors import ModelError
 from .construct import construct
+from .context import context_function
 from .initialise import check_initialisation, copies, give_values, initial_values
 from .kinds import kinds_of
 from .layout import Block, ContextFunction, Layout, find_blocks, layout_of
-from .stage import StageModule, Tie, accepted_keywords
+from .stage import StageModule, Tie
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,8 +55,8 @@ class ModelParts:
         """Name of each block's structure; blocks of one kind cost the same."""
         self.ties: tuple[Tie, ...] = tuple(sorted(set(ties.values()), key=lambda tie: tie.name))
         """Parameters that several blocks share."""
-        self.context: ContextFunction | None = _context(model, layout, blocks)
-        """``batch -> {keyword: tensor}`` for the blocks that take these keywords, or None."""
+        self.context = self.context_on(torch.device("cpu"))
+        """``batch -> {keyword: tensor}`` on the CPU, for the blocks that take these keywords, or None."""
 
     @classmethod
     def of(cls, factory: Callable[[], nn.Module]) -> "ModelParts":
@@ -103,6 +104,15 @@ class ModelParts:
         for block in self._blocks:
             for prefix, part in block.parts:
                 yield from ((block.index, name, module) for name, module in part.named_modules(prefix=prefix))
+
+    def context_on(self, device: torch.device, dtype: torch.dtype | None = None) -> ContextFunction | None:
+        """The user's context function for a stage that was built with this device and dtype, or None.
+
+        Raises:
+            ModelError: The class has no such method.
+
+        """
+        return context_function(self._model, self._layout, self._blocks, _placing(device, dtype))
 
     def stage(
         self, blocks: range, *, device: torch.device, seed: int, dtype: torch.dtype | None = None
@@ -173,11 +183,7 @@ class ModelParts:
         dtype: torch.dtype | None,
     ) -> StageModule:
         """A stage from copies of the original blocks, with their first values on the device."""
-
-        def place(value: Tensor) -> Tensor:
-            return value.to(device=device, dtype=dtype if value.is_floating_point() else None)
-
-        give_values(blocks, originals, self._draw(originals, seed, place))
+        give_values(blocks, originals, self._draw(originals, seed, _placing(device, dtype)))
         named = [
             (block.parameters(), original.parameters())
             for block, original in zip(blocks, originals, strict=True)
@@ -206,6 +212,11 @@ class ModelParts:
         return values
 
 
+def _placing(device: torch.device, dtype: torch.dtype | None) -> Callable[[Tensor], Tensor]:
+    """Moves a tensor to the device, and to the dtype where it holds floating-point numbers."""
+    return lambda value: value.to(device=device, dtype=dtype if value.is_floating_point() else None)
+
+
 def _find_ties(blocks: Sequence[Block], sources: Mapping[int, int]) -> dict[int, Tie]:
     holders: dict[int, list[tuple[int, str]]] = {}
     for block in blocks:
@@ -226,31 +237,6 @@ def _refuse_parameters_outside(model: nn.Module, blocks: Sequence[Block]) -> Non
             f"parameters of {type(model).__name__} are in no block: {', '.join(outside)}; name their modules "
             "in @pipelined (first, blocks or last), inside a module that runs as part of a block"
         )
-
-
-def _context(model: nn.Module, layout: Layout, blocks: Sequence[Block]) -> ContextFunction | None:
-    """The user's context function, which may only give keywords that some block takes."""
-    function = getattr(model, layout.context, None) if isinstance(layout.context, str) else layout.context
-    if function is None and layout.context is None:
-        return None
-    name = type(model).__name__
-    if not callable(function):
-        raise ModelError(f"{name} has no method {layout.context!r}, which @pipelined(context=...) names")
-    taken = [accepted_keywords(part) for block in blocks for _, part in block.parts]
-    known = None if None in taken else frozenset(k for keywords in taken if keywords for k in keywords)
-
-    def context(batch: Any) -> Mapping[str, Tensor]:
-        given: Mapping[str, Tensor] = function(batch)
-        for key, tensor in given.items():
-            if known is not None and key not in known:
-                raise ModelError(f"context of {name} gives {key!r}, which the forward of no block takes")
-            if tensor.is_meta:
-                raise ModelError(
-                    f"context of {name} computes {key!r} from a parameter; use buffers and the batch"
-                )
-        return given
-
-    return context
 
 
 def _refuse_difference(name: str, found: Tensor, expected: Tensor) -> None:
