@@ -114,7 +114,9 @@ class Columns:
                 for n in (range(1, micro_batch - width + 2) if width > 1 else [micro_batch])
                 if self.runs.least_samples(hardware) <= n <= self.runs.most_samples(hardware)
             ]
-            none = np.full((self.runs.num_blocks + 1,) * 2, np.inf)
+            none = np.zeros(
+                (self.runs.num_blocks + 1,) * 2
+            )  # no share was measured: the stage is infinite anyway
             self._fastest[key] = (
                 np.minimum.reduce([f for f, _ in pairs] or [none]),
                 np.minimum.reduce([b for _, b in pairs] or [none]),

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import combinations, pairwise
 
 import numpy as np
 
@@ -10,7 +11,7 @@ from arachne_runtime.plan.plan import ScheduleKind
 from arachne_runtime.units import Bytes, format_bytes
 
 from .cost import in_flight, stage_memory
-from .cut import min_max_cut
+from .cut import Table, min_max_cut
 from .request import Request
 
 MOST_ADDED = 64
@@ -53,69 +54,77 @@ def what_binds(request: Request, best: Shortage) -> str:
 
 def _way_out(request: Request, best: Shortage, device: str) -> str:
     more = f"{format_bytes(best.over_bytes)} more memory a device would do"
+    needs = Needs(request)
     for added in range(1, MOST_ADDED + 1):
-        if leanest(request, request.cluster.devices, (best.device,) * added).over_bytes <= 0:
+        if needs.leanest((best.device,) * added).over_bytes <= 0:
             plural = "" if added == 1 else "s"
             return f"{added} further {device} device{plural} would do, or {more}"
     return f"more devices of type {device} would not help: {more}, or smaller blocks"
 
 
-def leanest(request: Request, devices: Sequence[str], added: Sequence[str] = ()) -> Shortage:
-    """The least shortage over pipelines of one device a stage and one sample a micro-batch, recomputed.
+class Needs:
+    """Memory of the leanest plans of one request."""
 
-    Devices as in the file, or the largest memory first (early stages hold more micro-batches); every depth.
-    ``added``: further devices like the named ones.
-    """
-    everyone = [*devices, *added]
-    largest = sorted(everyone, key=lambda d: -request.fleet.node(node_of(d)).memory_bytes)
-    found = [
-        shortage
-        for order in (everyone, largest)
-        for depth in range(1, min(len(order), len(request.model.blocks)) + 1)
-        for kind in request.schedules
-        if (shortage := _of_chain(request, order[:depth], kind)) is not None
-    ]
-    return min(found, key=lambda shortage: (shortage.over_bytes, shortage.depth))
+    def __init__(self, request: Request) -> None:
+        self.request = request
+        self._tables: dict[tuple[str, int], Table] = {}
 
+    def leanest(self, added: Sequence[str] = ()) -> Shortage:
+        """The least shortage over pipelines of one device a stage, one sample a micro-batch, recomputed.
 
-def _of_chain(request: Request, devices: Sequence[str], kind: ScheduleKind) -> Shortage | None:
-    needs = [_needs(request, devices, s, kind) for s in range(len(devices))]
-    rooms = [request.fleet.node(node_of(d)).memory_bytes for d in devices]
-    cut = min_max_cut([need - room for need, room in zip(needs, rooms, strict=True)])
-    if cut is None:
-        return None
-    spans = list(zip(cut.bounds, cut.bounds[1:], strict=False))
-    over = [float(need[a, b]) - room for need, room, (a, b) in zip(needs, rooms, spans, strict=True)]
-    worst = int(np.argmax(over))
-    return Shortage(
-        int(over[worst]), int(needs[worst][spans[worst]]), worst, len(devices), devices[worst], spans[worst]
-    )
+        Devices as in the file, or the largest memory first (early stages hold more micro-batches); every depth.
+        ``added``: further devices like the named ones.
+        """
+        fleet = self.request.fleet
+        everyone = [*self.request.cluster.devices, *added]
+        largest = sorted(everyone, key=lambda d: -fleet.node(node_of(d)).memory_bytes)
+        found = [
+            shortage
+            for order in ([everyone] if largest == everyone else [everyone, largest])
+            for depth in range(1, min(len(order), len(self.request.model.blocks)) + 1)
+            for kind in self.request.schedules
+            if (shortage := self._of_chain(order[:depth], kind)) is not None
+        ]
+        return min(found, key=lambda shortage: (shortage.over_bytes, shortage.depth))
 
+    def _of_chain(self, devices: Sequence[str], kind: ScheduleKind) -> Shortage | None:
+        needs = [self._table(devices, s, kind) for s in range(len(devices))]
+        rooms = [self.request.fleet.node(node_of(d)).memory_bytes for d in devices]
+        cut = min_max_cut([need - room for need, room in zip(needs, rooms, strict=True)])
+        if cut is None:
+            return None
+        spans = list(pairwise(cut.bounds))
+        over = [float(need[span]) - room for need, room, span in zip(needs, rooms, spans, strict=True)]
+        worst = int(np.argmax(over))
+        needed = int(needs[worst][spans[worst]])
+        return Shortage(int(over[worst]), needed, worst, len(devices), devices[worst], spans[worst])
 
-def _needs(
-    request: Request, devices: Sequence[str], stage: int, kind: ScheduleKind
-) -> np.ndarray[tuple[int, int], np.dtype[np.float64]]:
-    """Bytes of every run of blocks on one device, the reserve included; ``inf`` for no run."""
-    device = request.fleet.node(node_of(devices[stage])).device
-    num_blocks = len(request.model.blocks)
-    measured = request.tables.samples_range(device.name, 1)
-    samples = measured[0] if measured else 1
-    held = in_flight(kind, stage, len(devices), max(1, request.global_batch // samples))
-    table = np.full((num_blocks + 1, num_blocks + 1), np.inf)
-    for start in range(num_blocks):
-        for stop in range(start + 1, num_blocks + 1):
-            memory = [
+    def _table(self, devices: Sequence[str], stage: int, kind: ScheduleKind) -> Table:
+        """Bytes of every run of blocks on one device, the reserve included; ``inf`` for no run."""
+        device = self.request.fleet.node(node_of(devices[stage])).device
+        measured = self.request.tables.samples_range(device.name, 1)
+        samples = measured[0] if measured else 1
+        held = in_flight(kind, stage, len(devices), max(1, self.request.global_batch // samples))
+        key = device.name, held
+        if key not in self._tables:
+            self._tables[key] = self._run_bytes(device.name, samples, held) + device.reserve_bytes
+        return self._tables[key]
+
+    def _run_bytes(self, device: str, samples: int, held: int) -> Table:
+        num_blocks = len(self.request.model.blocks)
+        table = np.full((num_blocks + 1, num_blocks + 1), np.inf)
+        for start, stop in combinations(range(num_blocks + 1), 2):
+            table[start, stop] = min(
                 stage_memory(
-                    request.tables,
+                    self.request.tables,
                     start=start,
                     stop=stop,
-                    device=device.name,
+                    device=device,
                     tp=1,
                     samples=samples,
                     held=held,
                     recompute=recompute,
                 ).total
                 for recompute in (False, True)
-            ]
-            table[start, stop] = min(memory) + device.reserve_bytes
-    return table
+            )
+        return table

@@ -13,7 +13,7 @@ from arachne_runtime.units import Seconds
 
 from .complete import Completer
 from .cost import Estimate, price
-from .diagnose import leanest, what_binds
+from .diagnose import Needs, what_binds
 from .exact import Exact
 from .judge import Judge, Priced, Progress, SearchOverError
 from .peers import PEERS
@@ -84,7 +84,7 @@ def find_plan(
     with suppress(SearchOverError):
         proven = _search(request, judge, seed)
     if not judge.kept:
-        shortage = leanest(request, request.cluster.devices)
+        shortage = Needs(request).leanest()
         if judge.not_measured is not None and shortage.over_bytes <= 0:
             raise judge.not_measured
         raise NoFeasiblePlanError(what_binds(request, shortage))
@@ -105,6 +105,7 @@ def _rivals(request: Request, judge: Judge) -> Iterator[Rival]:
         try:
             plan = peer.propose(request)
         except NotMeasuredError as error:  # what it would try reaches beyond the profile
+            judge.not_measured = error
             yield Rival(peer.name, None, None, str(error))
             continue
         if plan is None:

@@ -1,0 +1,234 @@
+"""The search: equal to the oracle where that is known, never worse than a rival, deterministic."""
+
+import re
+import subprocess
+import sys
+from math import inf
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from arachne_runtime.errors import NoFeasiblePlanError, NotMeasuredError
+from arachne_runtime.plan.cluster import Cluster, Network, NodeEntry
+from arachne_runtime.plan.files import encode
+from arachne_runtime.plan.plan import ScheduleKind
+from arachne_runtime.plan.rules import check_plan
+from planner import catalog
+from planner.columns import Columns
+from planner.cost import Estimate, Infeasible, price
+from planner.diagnose import Needs
+from planner.exact import Exact
+from planner.exhaustive import solve
+from planner.judge import Judge
+from planner.peers import PEERS
+from planner.pools import find_pools
+from planner.problems import Limits, random_request
+from planner.request import Request
+from planner.search import find_plan, is_small
+from planner.template import packings
+
+SMALL = Limits(devices=4, blocks=4, global_batch=8, micro_batch=4)
+MIDDLE = Limits(devices=12, blocks=12, global_batch=48, micro_batch=8)
+
+
+def seconds_of(request: Request, **budget: float) -> float:
+    try:
+        return find_plan(request, **budget).estimate.iteration_s
+    except NoFeasiblePlanError:
+        return inf
+
+
+def catalog_request(global_batch: int, a100: int, v100: int, *, gpus: int = 4) -> Request:
+    nodes = [
+        NodeEntry(name=name, device=device, gpus=gpus, count=count)
+        for name, device, count in (("a", "A100-40", a100), ("v", "V100-16", v100))
+        if count
+    ]
+    return Request(
+        cluster=Cluster(node=tuple(nodes), network=Network(inter_GBps=12.5)),
+        model=catalog.model("opt-350m"),
+        profile=catalog.profile("opt-350m"),
+        global_batch=global_batch,
+    )
+
+
+# --- small: the optimum
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_equal_to_the_oracle(seed):
+    request = random_request(seed, SMALL)
+    best = solve(request)
+    expected = best.estimate.iteration_s if best else inf
+    assert seconds_of(request, time_budget_s=60.0) == pytest.approx(expected, rel=1e-9)
+
+
+def test_small_problems_are_proven():
+    found = find_plan(random_request(3, SMALL), time_budget_s=60.0)
+    assert found.proven
+
+
+def test_a_spent_budget_is_not_a_proof():
+    request = random_request(4, Limits())
+    assert is_small(request)
+    assert find_plan(request, time_budget_s=60.0).proven
+    assert not find_plan(request, evaluations=3).proven
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.integers(0, 10_000), st.randoms(use_true_random=False))
+def test_no_plan_of_a_column_is_faster_than_its_bound(seed, rng):
+    """Random fillings of random columns, alone on their devices and beside others."""
+    request = random_request(seed, Limits(devices=5, blocks=5, global_batch=9, micro_batch=4))
+    pools = find_pools(request.cluster)
+    columns, exact = Columns(request, pools), Exact(request, pools, lambda plan: inf)
+    kind = rng.choice(request.schedules)
+    exact.best_s = inf
+    leaves = list(zip(range(400), exact._leaves(kind), strict=False))
+    for _, (bound, chosen) in rng.sample(leaves, min(len(leaves), 6)):
+        assert bound >= max(column.bound_s for column in chosen) * (1 - 1e-9)
+        fillings = [
+            rng.choice(exact._fitting(kind, column, s, inf))
+            for column in chosen
+            for s in range(len(column.shape.stages))
+        ]
+        taken = iter(fillings)
+        stages = [[next(taken) for _ in column.shape.stages] for column in chosen]
+        counts = [(column.micro_batches, column.micro_batch) for column in chosen]
+        plan = exact._plan(kind, [column.shape for column in chosen], counts, stages)
+        outcome = price(plan, request)
+        assert isinstance(outcome, Estimate)
+        assert outcome.iteration_s >= bound * (1 - 1e-9)
+    assert columns.pools.counts == pools.counts
+
+
+def test_packings_of_devices_are_all_there_once():
+    found = list(packings((2, 1)))
+    assert len(found) == len(set(found)) == 10
+    assert ((1, 0), (1, 0), (0, 1)) in found
+
+
+# --- any size
+
+
+@settings(max_examples=12, deadline=None)
+@given(st.integers(0, 10_000))
+def test_never_worse_than_a_rival_and_by_the_rules(seed):
+    request = random_request(seed, MIDDLE)
+    try:
+        found = find_plan(request, evaluations=60)
+    except NoFeasiblePlanError:
+        assert all(peer.propose(request) is None for peer in PEERS)
+        return
+    assert check_plan(found.plan, cluster=request.cluster, model=request.model) == ()
+    assert found.plan.schedule in request.schedules
+    outcome = price(found.plan, request)
+    assert isinstance(outcome, Estimate)
+    assert outcome.iteration_s == found.estimate.iteration_s
+    for peer in PEERS:
+        plan = peer.propose(request)
+        rival = price(plan, request) if plan else None
+        assert (
+            rival is None or isinstance(rival, Infeasible) or found.estimate.iteration_s <= rival.iteration_s
+        )
+
+
+@pytest.mark.parametrize("global_batch", [61, 64, 97])
+def test_a_batch_that_does_not_divide_is_kept_whole(global_batch):
+    found = find_plan(catalog_request(global_batch, 1, 1), evaluations=120)
+    assert sum(p.micro_batches * p.micro_batch for p in found.plan.pipelines) == global_batch
+
+
+def test_more_evaluations_are_never_worse():
+    request = catalog_request(64, 1, 1)
+    seconds = [find_plan(request, evaluations=n).estimate.iteration_s for n in (20, 60, 120)]
+    assert seconds == sorted(seconds, reverse=True)
+
+
+def test_unlike_devices_gain_from_unlike_stages():
+    found = find_plan(catalog_request(128, 2, 2), evaluations=150)
+    uniform = next(r for r in found.rivals if r.name == "uniform")
+    assert uniform.estimate is not None
+    assert uniform.estimate.iteration_s / found.estimate.iteration_s > 1.5
+
+
+def test_progress_is_told():
+    told = []
+    find_plan(catalog_request(32, 1, 1), evaluations=30, on_progress=told.append)
+    assert [p.evaluations for p in told] == sorted(p.evaluations for p in told)
+    assert told[-1].part <= 1.0
+    assert told[-1].best_s < inf
+
+
+_PLAN_OF = """
+import sys
+from tests.test_search import MIDDLE
+from arachne_runtime.plan.files import encode
+from planner.problems import random_request
+from planner.search import find_plan
+sys.stdout.buffer.write(encode(find_plan(random_request(11, MIDDLE), seed=5, evaluations=60).plan))
+"""
+
+
+def test_the_same_in_every_process_and_under_every_hash_seed():
+    plans = {
+        subprocess.run(
+            [sys.executable, "-c", _PLAN_OF],
+            env={"PYTHONHASHSEED": hash_seed, "PYTHONPATH": ".", "OMP_NUM_THREADS": "1"},
+            capture_output=True,
+            check=True,
+            timeout=60,
+        ).stdout
+        for hash_seed in ("0", "1")
+    }
+    assert plans == {encode(find_plan(random_request(11, MIDDLE), seed=5, evaluations=60).plan)}
+
+
+# --- nothing fits
+
+
+def tight(memory_GiB: float) -> Request:
+    request = catalog_request(16, 0, 1, gpus=2)
+    entries = tuple(msgspec.structs.replace(e, memory_GiB=memory_GiB) for e in request.cluster.node)
+    cluster = msgspec.structs.replace(request.cluster, node=entries)
+    return Request(cluster=cluster, model=request.model, profile=request.profile, global_batch=16)
+
+
+def test_what_binds_is_named_and_the_way_out_helps():
+    with pytest.raises(NoFeasiblePlanError) as caught:
+        find_plan(tight(4.0), time_budget_s=5.0)
+    text = str(caught.value)
+    assert "opt-350m" in text
+    assert "V100-16" in text
+    assert re.search(r"stage \d \(blocks? \d+", text)
+    added = int(re.search(r"(\d+) further V100-16 devices? would do", text)[1])
+    needs = Needs(tight(4.0))
+    assert needs.leanest(("v:0",) * added).over_bytes <= 0
+    assert needs.leanest(("v:0",) * (added - 1)).over_bytes > 0
+    over = float(re.search(r"or ([\d.]+) GiB more memory a device", text)[1])
+    assert find_plan(tight(4.0 + over * 1.02), time_budget_s=5.0).plan
+
+
+def test_devices_alone_cannot_always_help():
+    with pytest.raises(NoFeasiblePlanError, match="would not help"):
+        find_plan(tight(1.5), time_budget_s=5.0)
+
+
+def test_what_is_not_measured_is_not_called_infeasible():
+    request = catalog_request(2, 1, 0)
+    timings = tuple(t for t in request.profile.timings if t.samples >= 4)
+    profile = msgspec.structs.replace(request.profile, timings=timings)
+    short = Request(cluster=request.cluster, model=request.model, profile=profile, global_batch=2)
+    with pytest.raises(NotMeasuredError, match="was not measured for"):
+        find_plan(short, time_budget_s=5.0)
+
+
+def test_a_judge_prices_a_plan_once():
+    request = random_request(3, SMALL)
+    plan = find_plan(request, evaluations=30).plan
+    judge = Judge(request, None, 5)
+    assert [judge.price(plan) for _ in range(9)] == [judge.best_s] * 9
+    assert judge.evaluations == 1
+    assert plan.schedule in (ScheduleKind.GPIPE, ScheduleKind.ONE_F_ONE_B)

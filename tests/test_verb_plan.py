@@ -1,0 +1,233 @@
+"""``arachne plan`` and ``arachne compare`` as a person runs them: files, exit codes, text, JSON, progress."""
+
+import json
+import os
+import pty
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from arachne_runtime import __version__
+from arachne_runtime.errors import ExitCode
+from arachne_runtime.plan.files import digest, read_cluster, read_model, read_plan, read_profile, write
+from arachne_runtime.plan.model import BlockSpec, ModelSpec
+from arachne_runtime.plan.profile import BlockTiming, Profile
+from planner.cost import price
+from planner.request import Request
+
+OPTIONS = {
+    "plan": {
+        "--cluster",
+        "--model",
+        "--global-batch",
+        "--profile",
+        "--sequence",
+        "--out",
+        "--time-budget",
+        "--json",
+    },
+    "compare": {"--cluster", "--model", "--profile", "--json"},
+}
+CLUSTER = """
+format = "arachne.cluster/1"
+[[node]]
+name = "quick"
+device = "cpu"
+gpus = 2
+memory_GiB = {memory}
+[[node]]
+name = "slow"
+device = "cpu-0.25"
+gpus = 2
+memory_GiB = {memory}
+[network]
+inter_GBps = 1.0
+"""
+SLOWNESS = {"cpu": 1.0, "cpu-0.25": 4.0}
+KINDS = ("embedding", "layer", "layer", "layer", "head")
+WORK = {"embedding": 0.2, "layer": 1.0, "head": 0.6}
+
+
+def model() -> ModelSpec:
+    blocks = [
+        BlockSpec(kind=k, parameters=500_000, activation_bytes=100_000, output_bytes=40_000, flops=1e9)
+        for k in KINDS
+    ]
+    blocks[-1] = BlockSpec(kind="head", parameters=500_000, activation_bytes=9_000, output_bytes=0, flops=1e9)
+    return ModelSpec(name="small", sequence=64, blocks=tuple(blocks))
+
+
+def profile() -> Profile:
+    timings = tuple(
+        BlockTiming(kind=k, device=d, samples=n, forward_s=0.01 * w * s * n, backward_s=0.02 * w * s * n)
+        for k, w in WORK.items()
+        for d, s in SLOWNESS.items()
+        for n in (1, 2, 4, 8)
+    )
+    return Profile(model="small", sequence=64, timings=timings)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "cluster.toml").write_text(CLUSTER.format(memory=2))
+    (tmp_path / "tight.toml").write_text(CLUSTER.format(memory=0.38))
+    write(model(), tmp_path / "model.json")
+    write(profile(), tmp_path / "profile.json")
+    return tmp_path
+
+
+def arachne(folder: Path, *arguments: object, hash_seed: str = "0") -> subprocess.CompletedProcess[str]:
+    done = subprocess.run(
+        [sys.executable, "-m", "launch", *map(str, arguments)],
+        cwd=folder,
+        env=os.environ | {"PYTHONHASHSEED": hash_seed, "PYTHONPATH": str(Path(__file__).parents[1])},
+        capture_output=True,
+        text=True,
+        timeout=90,
+    )
+    assert "Traceback" not in done.stderr
+    return done
+
+
+def plan_it(folder: Path, *more: object, **how: str) -> subprocess.CompletedProcess[str]:
+    files = ("--cluster", "cluster.toml", "--model", "model.json", "--profile", "profile.json")
+    return arachne(folder, "plan", *files, "--global-batch", "12", "--time-budget", "60", *more, **how)
+
+
+@pytest.mark.parametrize("verb", OPTIONS)
+def test_options_are_frozen(verb, tmp_path):
+    words = arachne(tmp_path, verb, "--help").stdout.split()
+    assert {w.rstrip(",") for w in words if w.startswith("--")} - {"--help"} == OPTIONS[verb]
+
+
+def test_a_plan_is_written_signed_and_told(folder):
+    done = plan_it(folder, "--out", "plan.json", "--sequence", "64")
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    cluster = read_cluster(folder / "cluster.toml")
+    spec, measured = read_model(folder / "model.json"), read_profile(folder / "profile.json")
+    plan = read_plan(folder / "plan.json", cluster=cluster, model=spec)
+    outcome = price(plan, Request(cluster=cluster, model=spec, profile=measured, global_batch=12))
+    assert plan.predicted.iteration_s == outcome.iteration_s
+    assert plan.predicted.peak_bytes == outcome.peak_bytes
+    made = plan.made_by
+    assert (made.solver, made.version) == ("arachne", __version__)
+    assert (made.cluster, made.model, made.profile) == (digest(cluster), digest(spec), digest(measured))
+    for words in (
+        "plan of small",
+        "an iteration",
+        "limited by:",
+        "rivals:",
+        "  even",
+        "  uniform",
+        "runners-up",
+    ):
+        assert words in done.stdout
+    assert "no plan is faster (proven)" in done.stdout
+    assert "written to plan.json" in done.stdout
+
+
+def test_json_says_the_same(folder):
+    answer: dict[str, Any] = json.loads(plan_it(folder, "--json").stdout)
+    assert answer["file"] is None
+    assert answer["search"]["proven"] is True
+    assert answer["plan"]["predicted"]["iteration_s"] == answer["price"]["iteration_s"]
+    assert [r["name"] for r in answer["rivals"]] == ["even", "uniform"]
+    assert all(r["iteration_s"] >= answer["price"]["iteration_s"] for r in answer["rivals"])
+    assert all(r["iteration_s"] >= answer["price"]["iteration_s"] for r in answer["runners_up"])
+
+
+def test_the_same_plan_under_every_hash_seed(folder):
+    for hash_seed in ("0", "7"):
+        assert plan_it(folder, "--out", f"{hash_seed}.json", hash_seed=hash_seed).returncode == 0
+    assert (folder / "0.json").read_bytes() == (folder / "7.json").read_bytes()
+
+
+def test_nothing_fits_is_4_and_says_what_binds(folder):
+    done = plan_it(folder, "--cluster", "tight.toml", "--out", "plan.json")
+    assert done.returncode == ExitCode.NO_FEASIBLE_PLAN
+    assert "more memory a device would do" in done.stderr
+    assert not (folder / "plan.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        (("--sequence", "32"), "samples of 64 tokens"),
+        (("--time-budget", "0"), "--time-budget 0"),
+        (("--model", "no-such-model", "--profile", "profile.json"), "no model named"),
+        (("--global-batch", "0"), "global batch 0"),
+    ],
+)
+def test_wrong_usage_is_2(folder, more, words):
+    done = plan_it(folder, *more)
+    assert done.returncode == ExitCode.USAGE
+    assert words in done.stderr
+
+
+def test_a_model_file_needs_a_profile(folder):
+    done = arachne(
+        folder, "plan", "--cluster", "cluster.toml", "--model", "model.json", "--global-batch", "4"
+    )
+    assert done.returncode == ExitCode.USAGE
+    assert "--profile" in done.stderr
+
+
+def test_a_bar_is_drawn_on_a_terminal_only(folder):
+    ours, theirs = pty.openpty()
+    files = ("--cluster", "cluster.toml", "--model", "model.json", "--profile", "profile.json")
+    done = subprocess.Popen(
+        [sys.executable, "-m", "launch", "plan", *files, "--global-batch", "12"],
+        cwd=folder,
+        env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[1]), "TERM": "xterm"},
+        stdout=subprocess.PIPE,
+        stderr=theirs,
+    )
+    stdout, _ = done.communicate(timeout=90)
+    os.close(theirs)
+    drawn = os.read(ours, 65536).decode()
+    os.close(ours)
+    assert done.returncode == 0
+    assert "plans, best" in drawn or "searching" in drawn
+    assert b"plan of small" in stdout
+
+
+# --- compare
+
+
+def test_compare_prices_plans_beside_the_rivals(folder):
+    assert plan_it(folder, "--out", "plan.json").returncode == 0
+    plan = read_plan(folder / "plan.json")
+    write(plan, folder / "again.json")
+    files = ("--cluster", "cluster.toml", "--model", "model.json", "--profile", "profile.json")
+    done = arachne(folder, "compare", "plan.json", "again.json", *files)
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert lines[0].split() == ["plan", "iteration", "samples/s", "ratio", "devices", "memory"]
+    assert [line.split()[0] for line in lines[1:3]] == ["plan.json", "again.json"]
+    assert {line.split()[0] for line in lines[3:5]} == {"even", "uniform"}
+    assert "1.000x" in lines[1]
+    assert "again.json: limited by:" in done.stdout
+    rows = json.loads(arachne(folder, "compare", "plan.json", *files, "--json").stdout)
+    assert rows[0]["iteration_s"] == plan.predicted.iteration_s
+    assert {row["plan"] for row in rows} == {"plan.json", "even", "uniform"}
+
+
+def test_compare_says_what_does_not_fit(folder):
+    assert plan_it(folder, "--out", "plan.json").returncode == 0
+    files = ("--cluster", "tight.toml", "--model", "model.json", "--profile", "profile.json")
+    done = arachne(folder, "compare", "plan.json", *files)
+    assert done.returncode == ExitCode.NO_FEASIBLE_PLAN
+    assert "plan.json: does not fit: device" in done.stdout
+
+
+def test_compare_refuses_two_batches(folder):
+    for batch in (4, 8):
+        assert plan_it(folder, "--out", f"{batch}.json", "--global-batch", batch).returncode == 0
+    files = ("--cluster", "cluster.toml", "--model", "model.json", "--profile", "profile.json")
+    done = arachne(folder, "compare", "4.json", "8.json", *files)
+    assert done.returncode == ExitCode.USAGE
+    assert "global batches 4, 8" in done.stderr
