@@ -72,7 +72,7 @@ class Needs:
     def leanest(self, added: Sequence[str] = ()) -> Shortage:
         """The least shortage over pipelines of one device a stage, one sample a micro-batch, recomputed.
 
-        Devices as in the file, or the largest memory first (early stages hold more micro-batches); every depth.
+        Devices as in the file, or the largest memory first (early stages hold more); every depth.
         ``added``: further devices like the named ones.
         """
         fleet = self.request.fleet
