@@ -1,5 +1,8 @@
+import time
+
 import pytest
 import torch
+import torch.distributed as dist
 
 from arachne_runtime.measure.links import LinkEffort, LinkTrial, link_trials, measure_links
 from arachne_runtime.measure.together import Together
@@ -34,19 +37,19 @@ def test_one_device_has_no_link():
 
 def test_all_devices_of_a_node_exchange_at_once():
     found = trials(("a", "x", 4))
-    assert found == (LinkTrial(INTRA, 1, ((0, 1),)), LinkTrial(INTRA, 4, ((0, 3), (1, 2))))
+    assert found == (LinkTrial(INTRA, 2, ((0, 1),)), LinkTrial(INTRA, 4, ((0, 3), (1, 2))))
 
 
 def test_with_an_odd_number_one_rests():
-    *_, crowd = trials(("a", "x", 3))
-    assert crowd.senders == 2
-    assert len(crowd.pairs) == 1
+    *_, crowd = trials(("a", "x", 5))
+    assert crowd.senders == 4
+    assert crowd.pairs == ((1, 4), (2, 3))
 
 
 def test_all_devices_of_two_nodes_exchange_at_once():
     found = trials(("a", "x", 2), ("b", "y", 3))
     assert LinkTrial(INTER, 2, ((0, 2), (1, 3))) in found
-    assert {(t.scope, t.senders) for t in found} == {(INTRA, 1), (INTRA, 2), (INTER, 1), (INTER, 2)}
+    assert {(t.scope, t.senders) for t in found} == {(INTRA, 2), (INTER, 1), (INTER, 2)}
 
 
 SHORT = LinkEffort(batch_s=0.05, budget_s=20)
@@ -67,7 +70,7 @@ def test_large_messages_take_time_in_proportion_and_small_ones_a_latency():
         links, others = run_ranks(2, measured, [("a", "x", 2)], sizes)
         assert links == others
         (link,) = links
-        assert (link.between, link.scope, link.senders) == (("x", "x"), INTRA, 1)
+        assert (link.between, link.scope, link.senders) == (("x", "x"), INTRA, 2)
         assert [p.bytes for p in link.points] == list(sizes)
         small, middle, large = (p.seconds for p in link.points)
         if 2.5 < large / middle < 7 and 0 < small < middle:
@@ -75,21 +78,17 @@ def test_large_messages_take_time_in_proportion_and_small_ones_a_latency():
     pytest.fail(f"1 KiB {small:.6f} s, 4 MiB {middle:.6f} s, 16 MiB {large:.6f} s")
 
 
-def test_a_message_takes_as_long_as_one_takes():
-    """Half a ping-pong turn, against a plain loop of the same messages; best of 3 attempts."""
+def test_an_exchange_takes_about_as_long_as_a_message():
+    """Against a plain loop of messages one behind the other: within a factor of 3 to 4; best of 3 attempts."""
     for _ in range(3):
         (link,), _ = run_ranks(2, measured, [("a", "x", 2)], (4 * MIB,))
-        by_hand = max(run_ranks(2, seconds_of_a_message, 4 * MIB))
-        if link.points[0].seconds == pytest.approx(by_hand, rel=0.4):
+        alone = max(run_ranks(2, seconds_of_a_message, 4 * MIB))
+        if alone / 3 < link.points[0].seconds < 4 * alone:
             return
-    pytest.fail(f"measured {link.points[0].seconds:.6f} s, by hand {by_hand:.6f} s")
+    pytest.fail(f"exchange {link.points[0].seconds:.6f} s, one message {alone:.6f} s")
 
 
 def seconds_of_a_message(size):
-    import time
-
-    import torch.distributed as dist
-
     data, rank = torch.zeros(size, dtype=torch.uint8), dist.get_rank()
     dist.barrier()
     start = time.perf_counter()
@@ -105,7 +104,7 @@ def test_links_of_unlike_devices_and_crowds_come_by_type():
     nodes = [("a", "x", 2), ("b", "y", 2)]
     for links in run_ranks(4, measured, nodes, (1024,), LinkEffort(batch_s=0.01, budget_s=20)):
         assert [(x.between, x.scope, x.senders) for x in links] == [
-            (("x", "x"), INTRA, 1), (("x", "y"), INTER, 1), (("y", "y"), INTRA, 1), (("x", "y"), INTER, 2),
+            (("x", "x"), INTRA, 2), (("x", "y"), INTER, 1), (("y", "y"), INTRA, 2), (("x", "y"), INTER, 2),
         ]  # fmt: skip
         assert all(p.seconds > 0 for x in links for p in x.points)
 

@@ -6,6 +6,7 @@ from typing import TypeAlias
 
 import torch
 from torch import nn
+from torch.nn.utils import get_total_norm
 from torch.utils.flop_counter import FlopCounterMode
 
 from ..errors import ModelError, UsageError
@@ -116,7 +117,7 @@ class _Steps:
         )
 
     def update(self, probe: Probe) -> UpdateTiming:
-        """The optimizer's step over all parameters of one block; 0 s for a block without any."""
+        """What a step does with all parameters of one block: their norm, the optimizer; 0 s without any."""
         parameters = [p for p in probe.stage.parameters() if p.requires_grad]
         if not parameters:
             return UpdateTiming(kind=probe.kind, device=self._type, update_s=0.0)
@@ -125,8 +126,14 @@ class _Steps:
                 parameter.grad = torch.zeros_like(parameter)
             parameter.grad.normal_(std=1e-3)
         optimizer = self._workload.optimizer(parameters)
-        (update_s,) = seconds_by_phase(
-            (optimizer.step,), device=self._device, together=self._together, effort=self._effort
+        gradients = [p.grad for p in parameters if p.grad is not None]
+        update_s = sum(
+            seconds_by_phase(
+                (lambda: float(get_total_norm(gradients)), optimizer.step),
+                device=self._device,
+                together=self._together,
+                effort=self._effort,
+            )
         )
         self.optimizer_bytes = max(self.optimizer_bytes, _state_bytes(optimizer, parameters))
         return UpdateTiming(kind=probe.kind, device=self._type, update_s=update_s)

@@ -1,4 +1,9 @@
-"""Times messages between ranks by size: alone in ping-pong halves, and with all devices of a node sending."""
+"""Times messages between ranks by size, for a pair alone and with all devices of a node sending.
+
+Both ends of a pair send at the same time, as members of a ring and neighbours in a busy pipeline do. A link
+that carries both directions at once takes no longer for it; ends that must compute to move bytes (gloo) do.
+Each end waits for what it sent and what it received, so one clock sees the whole message.
+"""
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -37,7 +42,7 @@ class LinkTrial:
 
     scope: LinkScope
     senders: int
-    """Devices of a node that send at once; 1: the two of a pair take turns."""
+    """Devices of a node that send at once."""
     pairs: tuple[tuple[int, int], ...]
 
 
@@ -68,7 +73,10 @@ _Group = tuple[LinkScope, int, list[tuple[_Place, _Place]]]
 
 def _alone(places: Sequence[_Place]) -> Iterator[_Group]:
     for a, b in combinations(places, 2):
-        yield LinkScope.INTRA if a.node == b.node else LinkScope.INTER, 1, [(a, b)]
+        if a.node == b.node:
+            yield LinkScope.INTRA, 2, [(a, b)]
+        else:
+            yield LinkScope.INTER, 1, [(a, b)]
 
 
 def _inside_nodes(nodes: Mapping[str, list[_Place]]) -> Iterator[_Group]:
@@ -173,9 +181,7 @@ def _seconds(
         if min(took_s) >= effort.batch_s / 2:
             break
         turns = [_more(n, s, effort.batch_s) for n, s in zip(turns, took_s, strict=True)]
-    # Alone, a turn is two messages, one behind the other; at once, both ends send and receive together.
-    messages = 2 if trial.senders == 1 else 1
-    return turns, [s / (n * messages) for n, s in zip(turns, took_s, strict=True)]
+    return turns, [s / n for n, s in zip(turns, took_s, strict=True)]
 
 
 def _more(turns: int, took_s: Seconds, wanted_s: Seconds) -> int:
@@ -195,25 +201,14 @@ def _spend(turn: Callable[[], None], repeats: int, device: torch.device) -> Seco
 def _turn(
     trial: LinkTrial, mine: int | None, size: Bytes, device: torch.device, rank: int
 ) -> Callable[[], None]:
-    """What this rank does once: a message to its partner and one back; nothing where it is in no pair."""
+    """What this rank does once: a message to its partner and one from it; nothing where it is in no pair."""
     if mine is None:
         return lambda: None
     a, b = trial.pairs[mine]
     peer = b if rank == a else a
     outgoing = torch.zeros(size, dtype=torch.uint8, device=device)
     incoming = torch.zeros(size, dtype=torch.uint8, device=device)
-    if trial.senders > 1:
-        return lambda: _exchange(outgoing, incoming, peer)
-    return lambda: _take_turns(outgoing, incoming, peer, first=rank == a)
-
-
-def _take_turns(outgoing: Tensor, incoming: Tensor, peer: int, *, first: bool) -> None:
-    """There and back, so that one clock sees both ends."""
-    if first:
-        dist.send(outgoing, peer)
-    dist.recv(incoming, peer)
-    if not first:
-        dist.send(outgoing, peer)
+    return lambda: _exchange(outgoing, incoming, peer)
 
 
 def _exchange(outgoing: Tensor, incoming: Tensor, peer: int) -> None:
