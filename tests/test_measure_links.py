@@ -79,11 +79,11 @@ def test_large_messages_take_time_in_proportion_and_small_ones_a_latency():
 
 
 def test_an_exchange_takes_about_as_long_as_a_message():
-    """Against a plain loop of messages one behind the other: within a factor of 3 to 4; best of 3 attempts."""
+    """Against a plain loop of messages one behind the other: within a factor of 4; best of 3 attempts."""
     for _ in range(3):
         (link,), _ = run_ranks(2, measured, [("a", "x", 2)], (4 * MIB,))
         alone = max(run_ranks(2, seconds_of_a_message, 4 * MIB))
-        if alone / 3 < link.points[0].seconds < 4 * alone:
+        if alone / 4 < link.points[0].seconds < 4 * alone:
             return
     pytest.fail(f"exchange {link.points[0].seconds:.6f} s, one message {alone:.6f} s")
 
