@@ -3,11 +3,18 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from typer.testing import CliRunner
 
 from arachne_runtime.errors import InvalidFileError, UsageError
+from arachne_runtime.plan import files
+from arachne_runtime.plan.cluster import Cluster, Network, NodeEntry
 from arachne_runtime.plan.files import digest
+from arachne_runtime.plan.model import BlockSpec, ModelSpec
 from arachne_runtime.plan.plan import Pipeline, Plan, Predicted, Replica, Stage
+from arachne_runtime.plan.profile import BlockTiming, Profile, UpdateTiming
 from arachne_runtime.plan.records import Record, RecordKind
+from launch.cli import app
+from launch.profiling.cluster_file import write_cluster
 from launch.report.run_table import told
 from launch.report.runs import REST, report_run
 from planner.cost.estimate import Span
@@ -162,3 +169,51 @@ def test_the_table_names_step_error_and_faults(tmp_path, capsys):
     assert "step: measured 10 s, predicted 8 s: error -20.0%" in said
     assert "left out: 1 lines that are no records" in said
     assert "rank-0.jsonl:43" in said
+
+
+def compare(*words):
+    found = CliRunner().invoke(app(), ["compare", *map(str, words)])
+    return found.exit_code, found.output, found.exception
+
+
+def test_arachne_compare_tells_a_run(tmp_path):
+    plan = two_stages(predicted_s=8.0)
+    plan_file = tmp_path / "plan.json"
+    files.write(plan, plan_file)
+    write(tmp_path, [r for step in range(4) for rank in (0, 1) for r in step_of(rank, step, plan)])
+    code, said, _ = compare(plan_file, "--run", tmp_path)
+    assert code == 0
+    assert "error -20.0%" in said
+    code, said, _ = compare(plan_file, "--run", tmp_path, "--json")
+    assert json.loads(said)["error"] == pytest.approx(-0.2)
+
+
+def test_arachne_compare_prices_a_run_anew_where_it_can(tmp_path):
+    plan = two_stages(predicted_s=8.0)
+    files.write(plan, tmp_path / "plan.json")
+    blocks = (BlockSpec(kind="layer", parameters=4, activation_bytes=8, output_bytes=8, flops=1.0),) * 4
+    files.write(ModelSpec(name="m", sequence=1, blocks=blocks), tmp_path / "model.json")
+    timing = BlockTiming(kind="layer", device="cpu", samples=1, forward_s=0.5, backward_s=1.0)
+    update = UpdateTiming(kind="layer", device="cpu", update_s=0.2)
+    profile = Profile(model="m", sequence=1, timings=(timing,), updates=(update,))
+    files.write(profile, tmp_path / "profile.json")
+    nodes = tuple(NodeEntry(name=name, device="cpu", gpus=1) for name in "ab")
+    write_cluster(Cluster(node=nodes, network=Network(inter_GBps=1.0)), tmp_path / "cluster.toml")
+    write(tmp_path, [r for step in range(4) for rank in (0, 1) for r in step_of(rank, step, plan)])
+    inputs = [
+        word for name in ("cluster.toml", "model.json", "profile.json")
+        for word in (f"--{name.partition('.')[0]}", tmp_path / name)
+    ]  # fmt: skip
+    code, said, _ = compare(tmp_path / "plan.json", "--run", tmp_path, *inputs, "--json")
+    assert code == 0
+    report = json.loads(said)
+    assert report["predicted_s"] == pytest.approx(9.4, abs=0.01)  # fill 1, two times 3, drain 2, update 0.4
+    [update] = [p for p in report["pieces"] if p["sort"] == "update" and p["rank"] == 0]
+    assert update["predicted_s"] == pytest.approx(0.4)
+
+
+def test_arachne_compare_takes_one_plan_with_a_run(tmp_path):
+    files.write(two_stages(), tmp_path / "plan.json")
+    _, _, error = compare(tmp_path / "plan.json", tmp_path / "plan.json", "--run", tmp_path)
+    assert isinstance(error, UsageError)
+    assert "2 plans" in str(error)

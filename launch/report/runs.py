@@ -83,10 +83,12 @@ def report_run(
     *,
     timeline: Mapping[str, Sequence[Span]] | None = None,
     predicted_s: Seconds | None = None,
+    unpriced: str | None = None,
 ) -> RunReport:
     """Compare the records in ``folder`` with a price: its timeline by device, and its seconds of a step.
 
-    Without ``predicted_s`` the plan's own prediction counts. Raises what ``read_recorded`` raises.
+    Without ``predicted_s`` the plan's own prediction counts; ``unpriced`` says why there is no price. Raises
+    what ``read_recorded`` raises.
     """
     recorded = read_recorded(folder, plan)
     if predicted_s is None and plan.predicted is not None:
@@ -104,7 +106,7 @@ def report_run(
         predicted_s=predicted_s,
         error=None if predicted_s is None or measured_s == 0 else (predicted_s - measured_s) / measured_s,
         pieces=pieces,
-        because=_because(pieces, measured_s, predicted_s),
+        because=unpriced or _because(pieces, measured_s, predicted_s),
         faults=recorded.faults,
         other_plans=recorded.other_plans,
         earlier_runs=recorded.earlier_runs,

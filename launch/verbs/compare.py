@@ -41,14 +41,24 @@ class Row:
 
 def command(
     plans: Annotated[list[Path], typer.Argument(help="Plans to compare (plan.json).")],
-    cluster: Annotated[Path, typer.Option(help="The devices: a cluster.toml.")],
-    model: Annotated[str, typer.Option(help="A model.json, or a name of the catalog.")],
+    cluster: Annotated[Path | None, typer.Option(help="The devices: a cluster.toml.")] = None,
+    model: Annotated[str | None, typer.Option(help="A model.json, or a name of the catalog.")] = None,
     profile: Annotated[
         str | None, typer.Option(help="A profile.json, or a name of the catalog (default: the model's).")
+    ] = None,
+    run: Annotated[
+        Path | None, typer.Option(help="Lay these records (arachne run --trace DIR) beside the plan's price.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print all of it as JSON.")] = False,
 ) -> int | None:
     """Price plans and what simple strategies propose for the same problem; exit code 4 where none fits."""
+    if run is not None:
+        from ..report.beside import tell_run
+
+        tell_run(plans, run, cluster, model, profile, as_json=as_json)
+        return None
+    if cluster is None or model is None:
+        raise UsageError("plans are priced for devices and a model: give --cluster and --model")
     places, spec = read_cluster(cluster), model_from(model)
     measured = profile_from(model if profile is None else profile)
     read = [(str(path), read_plan(path, cluster=places, model=spec)) for path in plans]

@@ -1,0 +1,64 @@
+"""``arachne compare PLAN --run DIR``: a measured run beside the price of its plan."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from arachne_runtime.errors import UsageError
+from arachne_runtime.plan import files
+from arachne_runtime.plan.cluster import Cluster
+from arachne_runtime.plan.model import ModelSpec
+from arachne_runtime.plan.plan import Plan
+
+from ..inputs import model_from, profile_from
+from .runs import RunReport, report_run
+
+
+def tell_run(
+    plans: Sequence[Path],
+    run: Path,
+    cluster: Path | None,
+    model: str | None,
+    profile: str | None,
+    *,
+    as_json: bool,
+) -> None:
+    """Print the report of a run, priced anew where cluster and model are given.
+
+    Raises UsageError unless there is one plan; what ``report_run`` and the price raise.
+    """
+    if len(plans) != 1:
+        raise UsageError(f"a run is of one plan, and --run {run} was given with {len(plans)} plans")
+    report = _report(plans[0], run, cluster, model, profile)
+    if as_json:
+        print(files.encode(report).decode(), end="")
+        return
+    from rich.console import Console
+
+    from .run_table import told
+
+    Console(highlight=False, soft_wrap=True).print(told(report))
+
+
+def _report(path: Path, run: Path, cluster: Path | None, model: str | None, profile: str | None) -> RunReport:
+    if cluster is None or model is None:
+        return report_run(files.read_plan(path), run)
+    places, spec = files.read_cluster(cluster), model_from(model)
+    plan = files.read_plan(path, cluster=places, model=spec)
+    return _priced(plan, run, places, spec, model if profile is None else profile)
+
+
+def _priced(plan: Plan, run: Path, places: Cluster, spec: ModelSpec, profile: str) -> RunReport:
+    from planner import Request
+    from planner.cost import Infeasible, price
+
+    request = Request(
+        cluster=places,
+        model=spec,
+        profile=profile_from(profile),
+        global_batch=plan.global_batch,
+        schedules=(plan.schedule,),
+    )
+    found = price(plan, request)
+    if isinstance(found, Infeasible):
+        return report_run(plan, run, unpriced=f"its price says that it does not fit: {found.reason}")
+    return report_run(plan, run, timeline=found.timeline, predicted_s=found.iteration_s)
