@@ -118,6 +118,6 @@ def curves_of(links: Sequence[LinkTiming], a: str, b: str, scope: LinkScope) -> 
     found = [
         Curve.of(link.senders, link.points)
         for link in links
-        if link.scope is scope and link.between in ((a, b), (b, a))
+        if link.scope == scope and link.between in ((a, b), (b, a))
     ]
     return tuple(sorted(found, key=lambda c: c.senders))
