@@ -8,6 +8,7 @@ import msgspec
 import pytest
 
 from arachne_runtime.errors import UsageError
+from arachne_runtime.plan.cluster import NodeEntry
 from arachne_runtime.plan.plan import Pipeline, Plan, Replica, ScheduleKind, Stage
 from planner.cost import Estimate, price
 from planner.exhaustive import best_plan, solve
@@ -97,6 +98,25 @@ def test_the_oracle_finds_what_trying_every_plan_finds(seed):
     best = solve(request)
     found = best.estimate.iteration_s if best else inf
     assert found == pytest.approx(least_price(request), rel=1e-12)
+
+
+@pytest.mark.parametrize("seed", range(100, 112))
+def test_one_device_more_never_makes_the_best_plan_slower(seed):
+    request = random_request(seed, TINY)
+    more = Request(
+        cluster=msgspec.structs.replace(
+            request.cluster,
+            node=(*request.cluster.node, NodeEntry(name="new", device="fast", gpus=1, memory_GiB=8.0)),
+        ),
+        model=request.model,
+        profile=request.profile,
+        global_batch=request.global_batch,
+        schedules=request.schedules,
+        max_micro_batch=request.max_micro_batch,
+    )
+    before, after = solve(request), solve(more)
+    assert after is not None
+    assert before is None or after.estimate.iteration_s <= before.estimate.iteration_s * (1 + 1e-12)
 
 
 def test_the_plan_it_returns_has_the_price_it_says():

@@ -4,6 +4,7 @@ import random
 from itertools import pairwise
 from statistics import mean
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -13,6 +14,7 @@ from arachne_runtime.plan.schedule import Work, stage_actions
 from planner.cost import Estimate, bracket, lower_bound, pipeline_floors, price
 from planner.cost.simulate import Actor, Stages, play
 from planner.problems import Limits, random_request
+from planner.request import Request
 from tests.test_exhaustive import every_plan
 
 KINDS = (ScheduleKind.GPIPE, ScheduleKind.ONE_F_ONE_B)
@@ -159,3 +161,35 @@ def test_no_plan_is_cheaper_than_its_lower_bound():
     assert len(ratios) > 200
     assert max(ratios) < 1 + 1e-9
     assert mean(ratios) > 0.9
+
+
+def faster(request: Request, device: str) -> Request:
+    """The same problem, one device type twice as fast at everything."""
+    timings = [
+        msgspec.structs.replace(t, forward_s=t.forward_s / 2, backward_s=t.backward_s / 2)
+        if t.device == device
+        else t
+        for t in request.profile.timings
+    ]
+    return Request(
+        cluster=request.cluster,
+        model=request.model,
+        profile=msgspec.structs.replace(request.profile, timings=tuple(timings)),
+        global_batch=request.global_batch,
+        schedules=request.schedules,
+        max_micro_batch=request.max_micro_batch,
+    )
+
+
+def test_faster_devices_never_make_a_plan_slower():
+    changed = 0
+    for seed in range(12):
+        request = random_request(seed, Limits(devices=3, blocks=3, global_batch=4, micro_batch=2))
+        better = faster(request, "slow")
+        plans = list(every_plan(request))
+        for plan in random.Random(seed).sample(plans, min(40, len(plans))):
+            slow, fast = price(plan, request), price(plan, better)
+            if isinstance(slow, Estimate):
+                assert fast.iteration_s <= slow.iteration_s * (1 + 1e-12)
+                changed += fast.iteration_s < slow.iteration_s
+    assert changed > 50
