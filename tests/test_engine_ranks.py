@@ -12,6 +12,7 @@ from arachne_runtime.engine import Engine
 from arachne_runtime.engine import engine as engine_module
 from arachne_runtime.errors import UsageError, WorkerFailedError
 from arachne_runtime.measure.recorder import Recorder
+from arachne_runtime.mesh import GlooTransport
 from arachne_runtime.model import ModelParts
 from arachne_runtime.plan.files import digest
 from arachne_runtime.plan.order import Transfer
@@ -276,3 +277,41 @@ def test_the_last_backward_goes_in_pieces_and_blocks_may_change_their_input(cut,
         assert abs(loss - alone[0]) < 1e-12
         assert abs(norm - alone[1]) < 1e-12
     assert [pieces for _, _, pieces in found] == [cut, cut, 4 - cut, 4 - cut]
+
+
+class Positions(nn.Module):
+    """For one row, autograd gives this parameter the memory of the gradient of the input."""
+
+    def __init__(self):
+        super().__init__()
+        self.table = nn.Parameter(torch.empty(3))
+
+    def reset_parameters(self):
+        nn.init.ones_(self.table)
+
+    def forward(self, x):
+        return x + self.table.unsqueeze(0)
+
+
+def sends_what_a_parameter_holds():
+    plan = plan_of(stage((0, 1), 1, start=0), stage((1, 3), 1, start=1))
+    engine = engine_of(plan, lambda: [nn.Linear(3, 3), Positions(), nn.Linear(3, 3)])
+    shared, send = [], GlooTransport.send
+
+    def watch(self, tensor, receiver, tag):
+        held = [p.grad for _, p in engine.named_parameters() if p.grad is not None]
+        shared.extend(
+            g for g in held if g.untyped_storage().data_ptr() == tensor.untyped_storage().data_ptr()
+        )
+        return send(self, tensor, receiver, tag)
+
+    GlooTransport.send = watch
+    try:
+        engine.step(batch(4))
+    finally:
+        GlooTransport.send = send
+    return len(shared)
+
+
+def test_a_gradient_under_way_is_not_the_memory_of_a_parameters_gradient():
+    assert run_ranks(2, sends_what_a_parameter_holds) == [0, 0]

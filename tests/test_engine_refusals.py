@@ -172,6 +172,12 @@ def test_gradients_that_are_not_finite_are_told_and_applied_as_pytorch_does():
     assert all(torch.isnan(p).all() for _, p in found.named_parameters())
 
 
+def test_sparse_gradients_are_refused():
+    found = engine(model=lambda: nn.Sequential(nn.Embedding(5, 3, sparse=True), nn.Linear(3, 3)))
+    with pytest.raises(ModelError, match=r"shape \(5, 3\) has a sparse gradient.*sparse=False"):
+        found.step((torch.ones(8, dtype=torch.long), torch.randn(8, 3)))
+
+
 def test_the_first_fault_does_not_hide_the_others():
     plan = msgspec.structs.replace(with_stage(zero=2), schedule=ScheduleKind.ZERO_BUBBLE)
     with pytest.raises(UnsupportedPlanError) as caught:

@@ -23,7 +23,7 @@ from ..plan.placement import holding, places
 from ..plan.plan import Plan
 from ..plan.records import RecordKind
 from ..plan.rows import micro_batch_rows, replica_rows
-from ..plan.schedule import Action, Work, stage_actions
+from ..plan.schedule import Action, stage_actions
 from .courier import Courier
 from .gradients import Gradients
 from .player import Inputs, Loss, Play, Player
@@ -195,15 +195,18 @@ class Engine:
             blocking=self._blocking,
         )
         player = Player(
-            self._play, courier, batch, program.rows, records=self._records, watch_random=self._watch_random
+            self._play,
+            courier,
+            self._gradients,
+            batch,
+            program.rows,
+            records=self._records,
+            watch_random=self._watch_random,
         )
         weight = self._weight(player, program, batch.num_rows)
-        first_backward = next((a for a in program.actions if a.work is Work.BACKWARD), None)
         for action, following in zip(program.actions, (*program.actions[1:], None), strict=False):
             with self._told(str(action)):
                 player.play(action, following, weight)
-                if action is first_backward:
-                    self._gradients.adopt()
         self._reduce(program, courier)
         return player.loss.item(), weight.count()
 

@@ -23,7 +23,6 @@ class Bucket:
     """Parameters of one dtype that are summed in one message."""
 
     parameters: Sequence[nn.Parameter]
-    names: Sequence[str]
     flat: Tensor
     """All gradients one behind the other, then for each parameter how many ranks have a gradient."""
     views: Sequence[Tensor]
@@ -35,21 +34,19 @@ class Bucket:
     @classmethod
     def of(cls, named: Sequence[tuple[str, nn.Parameter]], group: dist.ProcessGroup) -> "Bucket":
         """An empty bucket for parameters of one dtype and device."""
-        names, parameters = [name for name, _ in named], [p for _, p in named]
+        parameters = [p for _, p in named]
         sizes = [p.numel() for p in parameters]
         like = parameters[0]
         flat = torch.zeros(sum(sizes) + len(sizes), dtype=like.dtype, device=like.device)
         *parts, _ = torch.split(flat, [*sizes, len(sizes)])
         views = [part.view(p.shape) for part, p in zip(parts, parameters, strict=True)]
-        return cls(parameters, names, flat, views, group)
+        return cls(parameters, flat, views, group)
 
     def adopt(self) -> None:
         """Move gradients that autograd allocated into the buffer; later ones are added there in place."""
-        for name, parameter, view in zip(self.names, self.parameters, self.views, strict=True):
+        for parameter, view in zip(self.parameters, self.views, strict=True):
             gradient = parameter.grad
             if gradient is not None and gradient is not view:
-                if gradient.is_sparse:
-                    raise ModelError(f"{name} has a sparse gradient; make its embedding with sparse=False")
                 view.copy_(gradient)
                 parameter.grad = view
 
@@ -89,6 +86,8 @@ class Gradients:
     """Of the stage."""
     _passed: int = field(default=0, init=False)
     """Lowest block whose gradients are complete."""
+    _unsettled: list[nn.Parameter] = field(default_factory=list, init=False)
+    """Parameters that have no gradient yet in this step."""
 
     @classmethod
     def of(cls, stage: StageModule, mesh: Mesh) -> "Gradients":
@@ -108,13 +107,30 @@ class Gradients:
     def begin(self) -> None:
         """Forget the gradients of the step before."""
         self._passed = self.blocks.stop
+        self._unsettled = list(self.parameters)
         for parameter in self.parameters:
             parameter.grad = None
 
-    def adopt(self) -> None:
-        """Move gradients into their buffers; called after the first backward of a step, frees memory."""
+    def settle(self, sent: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        """After a backward: take over the gradients that autograd has just made, apart from those to send.
+
+        Autograd may give a parameter memory that it shares with a gradient of the input (``x + p[None]`` for
+        one row), and add to it in the next backward while the gradient is still being sent.
+        """
+        fresh = [p.grad for p in self._unsettled if p.grad is not None]
+        if not fresh:
+            return sent
+        sparse = next((gradient for gradient in fresh if gradient.is_sparse), None)
+        if sparse is not None:
+            raise ModelError(
+                f"a parameter of shape {tuple(sparse.shape)} has a sparse gradient, which is not summed over "
+                "ranks; make its embedding with sparse=False"
+            )
+        self._unsettled = [p for p in self._unsettled if p.grad is None]
         for bucket in self._all():
             bucket.adopt()
+        taken = {gradient.untyped_storage().data_ptr() for gradient in fresh}
+        return tuple(t.clone() if t.untyped_storage().data_ptr() in taken else t for t in sent)
 
     def passed(self, block: int) -> None:
         """The last backward of the step has passed ``block``."""

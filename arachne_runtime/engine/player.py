@@ -16,6 +16,7 @@ from ..plan.records import RecordKind
 from ..plan.schedule import Action, Work
 from .courier import Courier
 from .entry import Entry
+from .gradients import Gradients
 from .weight import Weight
 
 Loss = Callable[[Any, Any], Tensor]
@@ -61,6 +62,7 @@ class Player:
         self,
         play: Play,
         courier: Courier,
+        gradients: Gradients,
         batch: StepBatch,
         rows: tuple[range, ...],
         *,
@@ -70,6 +72,7 @@ class Player:
         """Play on this replica's ``rows`` of each micro-batch; ``watch_random`` looks for random numbers."""
         self._play = play
         self._courier = courier
+        self._gradients = gradients
         self._batch = batch
         self._rows = rows
         self._records = records
@@ -174,8 +177,7 @@ class Player:
             gradients = piece.entry.gradients()
             if micro_batch == self._last:
                 self._courier.passed(piece.blocks.start)
-        assert gradients is not None
-        return gradients
+        return self._gradients.settle(gradients or ())
 
     def _random_state(self) -> Tensor | None:
         if not self._watch_random:
