@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from arachne_runtime.measure.links import LinkEffort, LinkTrial, link_trials, measure_links
+from arachne_runtime.measure.links import LinkEffort, LinkTrial, _ends_first, link_trials, measure_links
 from arachne_runtime.measure.together import Together
 from arachne_runtime.plan.cluster import Cluster, Network, NodeEntry
 from arachne_runtime.plan.profile import LinkScope
@@ -52,7 +52,7 @@ def test_all_devices_of_two_nodes_exchange_at_once():
     assert {(t.scope, t.senders) for t in found} == {(INTRA, 2), (INTER, 1), (INTER, 2)}
 
 
-SHORT = LinkEffort(batch_s=0.05, budget_s=20)
+SHORT = LinkEffort(batch_s=0.03, batches=3, budget_s=20)
 
 
 def measured(nodes, sizes, effort=SHORT):
@@ -102,15 +102,16 @@ def seconds_of_a_message(size):
 
 def test_links_of_unlike_devices_and_crowds_come_by_type():
     nodes = [("a", "x", 2), ("b", "y", 2)]
-    for links in run_ranks(4, measured, nodes, (1024,), LinkEffort(batch_s=0.01, budget_s=20)):
+    for links in run_ranks(4, measured, nodes, (1024,), LinkEffort(batch_s=0.01, batches=1, budget_s=20)):
         assert [(x.between, x.scope, x.senders) for x in links] == [
             (("x", "x"), INTRA, 2), (("x", "y"), INTER, 1), (("y", "y"), INTRA, 2), (("x", "y"), INTER, 2),
         ]  # fmt: skip
         assert all(p.seconds > 0 for x in links for p in x.points)
 
 
-def test_a_link_that_used_up_its_budget_leaves_out_larger_sizes():
-    (link,), _ = run_ranks(
-        2, measured, [("a", "x", 2)], (1024, 2048, 4096), LinkEffort(batch_s=0.02, budget_s=1e-6)
-    )
+def test_a_link_that_used_up_its_budget_leaves_out_sizes_in_the_middle():
+    sizes = tuple(1024 * 2**power for power in range(5))
+    (link,), _ = run_ranks(2, measured, [("a", "x", 2)], sizes, LinkEffort(batch_s=0.01, budget_s=1e-6))
     assert [p.bytes for p in link.points] == [1024]
+    assert _ends_first(sizes) == [1024, 16384, 4096, 2048, 8192]
+    assert _ends_first((7,)) == [7]

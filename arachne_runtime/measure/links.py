@@ -8,7 +8,7 @@ Each end waits for what it sent and what it received, so one clock sees the whol
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import combinations
+from itertools import combinations, pairwise
 
 import torch
 import torch.distributed as dist
@@ -27,10 +27,12 @@ DEFAULT_SIZES: tuple[Bytes, ...] = tuple(2**power for power in (10, 13, 16, 19, 
 class LinkEffort:
     """How long to measure one link."""
 
-    batch_s: Seconds = 0.25
-    """Messages of one size go back and forth about this long: 25 periods of a 10 ms quota."""
-    budget_s: Seconds = 2.0
-    """Larger sizes are left out once a link has taken this long."""
+    batch_s: Seconds = 0.06
+    """Messages of one size go back and forth about this long: 6 periods of a 10 ms quota."""
+    batches: int = 5
+    """The lower quartile of these counts: on a shared machine a few in a row may be ten times as long."""
+    budget_s: Seconds = 2.5
+    """Sizes between the smallest and the largest are left out once a link has taken this long."""
 
 
 DEFAULT_LINK_EFFORT = LinkEffort()
@@ -150,15 +152,25 @@ def _measure(
     points: list[list[LinkPoint]] = [[] for _ in trial.pairs]
     started = time.perf_counter()
     turns, before = [1] * len(trial.pairs), 0
-    for size in sizes:
-        turns = [max(1, n * before // size) for n in turns]  # as if only bandwidth counted
+    for size in _ends_first(sorted(sizes)):
+        turns = [max(1, n * min(before, size) // size) for n in turns]  # as if only bandwidth counted
         turns, seconds = _seconds(trial, size, turns, device, together, effort)
         for of_pair, message_s in zip(points, seconds, strict=True):
             of_pair.append(LinkPoint(bytes=size, seconds=message_s))
         before = size
         if together.largest(time.perf_counter() - started) > effort.budget_s:
             break
-    return points
+    return [sorted(of_pair, key=lambda point: point.bytes) for of_pair in points]
+
+
+def _ends_first(sizes: Sequence[Bytes]) -> list[Bytes]:
+    """The smallest, the largest, then always the middle of the widest gap: what is left out lies between."""
+    order = list(dict.fromkeys((0, len(sizes) - 1)))
+    while len(order) < len(sizes):
+        gaps = pairwise(sorted(order))
+        low, high = max(gaps, key=lambda gap: gap[1] - gap[0])
+        order.append((low + high) // 2)
+    return [sizes[index] for index in order]
 
 
 def _seconds(
@@ -173,15 +185,21 @@ def _seconds(
     mine = next((i for i, pair in enumerate(trial.pairs) if together.rank in pair), None)
     turn = _turn(trial, mine, size, device, together.rank)
     _spend(turn, 1, device)  # makes the connection
-    while True:
+    batches: list[list[Seconds]] = []
+    while len(batches) < effort.batches:
         together.barrier()
         took_s = together.largest_of(
             len(turns), mine, _spend(turn, turns[mine] if mine is not None else 0, device)
         )
-        if min(took_s) >= effort.batch_s / 2:
-            break
-        turns = [_more(n, s, effort.batch_s) for n, s in zip(turns, took_s, strict=True)]
-    return turns, [s / n for n, s in zip(turns, took_s, strict=True)]
+        if batches or min(took_s) >= effort.batch_s / 2:
+            batches.append([s / n for n, s in zip(turns, took_s, strict=True)])
+        else:
+            turns = [_more(n, s, effort.batch_s) for n, s in zip(turns, took_s, strict=True)]
+    return turns, [_lower_quartile(of_pair) for of_pair in zip(*batches, strict=True)]
+
+
+def _lower_quartile(values: Sequence[Seconds]) -> Seconds:
+    return sorted(values)[len(values) // 4]
 
 
 def _more(turns: int, took_s: Seconds, wanted_s: Seconds) -> int:
