@@ -14,7 +14,6 @@ import time
 import traceback
 from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
 from typing import Any, NoReturn
 
 from arachne_runtime.errors import ArachneError
@@ -163,18 +162,12 @@ def _lines(error: BaseException) -> list[str]:
     hidden = _OUR_FOLDERS if isinstance(error, ArachneError) else ()
     shown = [
         frame
-        for frame in traceback.extract_tb(_skip_runners(error.__traceback__))
+        for frame in traceback.extract_tb(error.__traceback__)
         if not frame.filename.startswith(hidden) and frame.filename not in _RUNNERS
     ]
     if isinstance(error, SyntaxError):
         return [line.rstrip() for line in traceback.format_exception_only(error)[:-1]]
     return [line for text in traceback.format_list(shown) for line in text.rstrip().splitlines()]
-
-
-def _skip_runners(tb: TracebackType | None) -> TracebackType | None:
-    while tb is not None and tb.tb_frame.f_code.co_filename in _RUNNERS:
-        tb = tb.tb_next
-    return tb
 
 
 def _causes(error: BaseException) -> list[str]:

@@ -159,7 +159,7 @@ def test_the_root_failure_of_all_nodes_is_told_once(job):
 def test_the_root_is_waited_for_though_another_nodes_ranks_fail_first(job):
     fault = (
         "if rank == 0: raise ConnectionError('Connection closed by peer')\n"
-        "time.sleep(2)\nif rank == 3: raise ValueError('slow to say so')\ntime.sleep(300)"
+        "time.sleep(4)\nif rank == 3: raise ValueError('slow to say so')\ntime.sleep(300)"
     )
     done = job.run(fault=fault)
     assert "rank 3 failed (device a:2, pipeline 0, stage 1): ValueError: slow to say so" in done.stderr

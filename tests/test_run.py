@@ -134,17 +134,22 @@ def test_a_failure_is_told_with_rank_place_words_notes_and_lines(tmp_path, plan_
 
 
 @pytest.mark.parametrize(
-    ("fault", "headline", "code"),
+    ("fault", "headline", "code", "how"),
     [
-        ("os.kill(os.getpid(), signal.SIGKILL)", "killed by signal 9 (SIGKILL); the kernel sends it", -9),
-        ("sys.exit(7)", "the script called sys.exit(7)", 7),
-        ("sys.exit('no data')", "the script called sys.exit(no data)", 1),
-        ("os._exit(9)", "exited with code 9, without a Python error", 9),
+        (
+            "os.kill(os.getpid(), signal.SIGKILL)",
+            "killed by signal 9 (SIGKILL); the kernel sends it",
+            -9,
+            "alone",
+        ),
+        ("sys.exit(7)", "the script called sys.exit(7)", 7, "joined"),
+        ("sys.exit('no data')", "the script called sys.exit(no data)", 1, "alone"),
+        ("os._exit(9)", "exited with code 9, without a Python error", 9, "alone"),
     ],
 )
-def test_other_ends_are_told_as_what_they_are(tmp_path, fault, headline, code):
+def test_other_ends_are_told_as_what_they_are(tmp_path, fault, headline, code, how):
     with pytest.raises(WorkerFailedError) as caught:
-        run_ranks(["a:0", "b:0"], [failing(tmp_path, f"if rank == 1: {fault}")], quiet=True)
+        run_ranks(["a:0", "b:0"], [failing(tmp_path, f"if rank == 1: {fault}"), how], quiet=True)
     assert str(caught.value).startswith(f"rank 1 failed (device b:0): {headline}")
     assert (caught.value.rank, caught.value.worker_code) == (1, code)
 
