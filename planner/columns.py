@@ -66,6 +66,9 @@ class Columns:
         self.runs = Runs(request, floors=True)
         self.hardware = [self.runs.hardware(pool.devices[0]) for pool in pools.pools]
         self._hops: dict[tuple[Counts, Counts, int], Array] = {}
+        self._mixes: dict[Counts, Mix] = {}
+        self._rings: dict[Counts, tuple[Seconds, float]] = {}
+        self._updates: dict[Mix, Table] = {}
         self._fastest: dict[tuple[Mix, int], tuple[Table, Table]] = {}
 
     def of(self, vector: Counts, kind: ScheduleKind, limit_s: Seconds, exact: bool) -> list[Column]:
@@ -97,11 +100,14 @@ class Columns:
 
     def mix(self, stage: Counts) -> Mix:
         """A stage's replicas by hardware."""
-        counts: dict[Hardware, int] = {}
-        for hardware, count in zip(self.hardware, stage, strict=True):
-            if count:
-                counts[hardware] = counts.get(hardware, 0) + count
-        return tuple(sorted(counts.items()))
+        found = self._mixes.get(stage)
+        if found is None:
+            counts: dict[Hardware, int] = {}
+            for hardware, count in zip(self.hardware, stage, strict=True):
+                if count:
+                    counts[hardware] = counts.get(hardware, 0) + count
+            found = self._mixes[stage] = tuple(sorted(counts.items()))
+        return found
 
     def fastest(self, mix: Mix, micro_batch: int) -> tuple[Table, Table]:
         """Least forward and backward seconds of any replica under any share."""
@@ -163,13 +169,33 @@ class Columns:
             if n
         )
 
-    def ring(self, members: int, leaves: bool, size: Array) -> Array:
-        """Least seconds of a ring of at least so many members, one of whose edges leaves a node or not."""
+    def ring(self, stage: Counts) -> tuple[Seconds, float]:
+        """Least seconds of a reduction over a stage's replicas: fixed ones, and seconds a byte of its gradients."""
+        if stage not in self._rings:
+            self._rings[stage] = self._ring(sum(stage), self.nodes_of(stage) > 1)
+        return self._rings[stage]
+
+    def _ring(self, members: int, leaves: bool) -> tuple[Seconds, float]:
+        """A ring over at least so many members, one of whose edges leaves a node or not."""
         if members < 2:
-            return np.zeros_like(size)
+            return 0.0, 0.0
         links = [k for k, out in self.all_links if out or not leaves]
+        messages = 2 * (members - 1)
         latency, per_byte = min(k.latency_s for k in links), min(k.seconds_per_byte for k in links)
-        return 2 * (members - 1) * (latency + size / members * per_byte)
+        return messages * latency, messages / members * per_byte
+
+    def updates(self, mix: Mix) -> Table:
+        """Seconds of the slowest optimizer of a stage, by its run of blocks."""
+        if mix not in self._updates:
+            slowest = np.zeros((self.runs.num_blocks + 1,) * 2)
+            for hardware, _ in mix:
+                ends = range(self.runs.num_blocks + 1)
+                prefix = [
+                    self.request.tables.update_seconds(0, j, hardware.device, hardware.tp) for j in ends
+                ]
+                slowest = np.maximum(slowest, np.subtract.outer(prefix, prefix).T)
+            self._updates[mix] = slowest
+        return self._updates[mix]
 
 
 class _Batch:
@@ -250,22 +276,8 @@ class _Batch:
         """After a stage is done: its own reduction, the slowest update of the pipeline, fixed seconds."""
         tables = self.of.request.tables
         own = np.asarray(tables.own_parameters, float)
-        size = (own[self.cuts[:, 1:]] - own[self.cuts[:, :-1]]) * tables.model.bytes_per_parameter.gradient
-        tail = np.zeros((len(self.shapes), len(self.cuts), self.depth))
-        for c, shape in enumerate(self.shapes):
-            for s, stage in enumerate(shape):
-                tail[c, :, s] = self.of.ring(sum(stage), self.of.nodes_of(stage) > 1, size[:, s])
-            tail[c] += self._updates(shape).max(axis=1)[:, None]
-        return tail + tables.profile.step_s
-
-    def _updates(self, shape: tuple[Counts, ...]) -> Array:
-        tables = self.of.request.tables
-        return np.array(
-            [
-                [
-                    max(tables.update_seconds(a, b, h.device, h.tp) for h, _ in self.of.mix(stage))
-                    for stage, a, b in zip(shape, cut, cut[1:], strict=False)
-                ]
-                for cut in self.cuts.tolist()
-            ]
-        )
+        size_KS = (own[self.cuts[:, 1:]] - own[self.cuts[:, :-1]]) * tables.model.bytes_per_parameter.gradient
+        rings = np.array([[self.of.ring(stage) for stage in shape] for shape in self.shapes])
+        reduced = rings[:, None, :, 0] + rings[:, None, :, 1] * size_KS
+        updates = self._gather([self.of.updates(mix) for mix in self.mixes]).max(axis=2, keepdims=True)
+        return np.asarray(reduced + updates + tables.profile.step_s)
