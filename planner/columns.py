@@ -170,7 +170,7 @@ class Columns:
         )
 
     def ring(self, stage: Counts) -> tuple[Seconds, float]:
-        """Least seconds of a reduction over a stage's replicas: fixed ones, and seconds a byte of gradients."""
+        """Least seconds of a reduction over the replicas: fixed ones, and seconds a byte of gradients."""
         if stage not in self._rings:
             self._rings[stage] = self._ring(sum(stage), self.nodes_of(stage) > 1)
         return self._rings[stage]
