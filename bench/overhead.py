@@ -1,5 +1,7 @@
 """What the engine costs beside its rivals on the same even plan: torch's own 1F1B on 4 ranks, DDP on 2.
 
+And what its recorder costs: the part of a step's CPU time that is spent in it.
+
 Both sides train the same blocks on the same rows in the same processes, in alternating pairs. A step is
 forward, backward, (DDP: reduction) and AdamW. Ours also computes the gradient norm and sends the commit word.
 """
@@ -7,6 +9,8 @@ forward, backward, (DDP: reduction) and AdamW. Ours also computes the gradient n
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import torch
 import torch.distributed as dist
@@ -16,6 +20,7 @@ from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 from torch.nn.parallel import DistributedDataParallel
 
 from arachne_runtime.engine import Engine
+from arachne_runtime.measure.recorder import Recorder
 from arachne_runtime.model import ModelParts
 from arachne_runtime.plan.plan import Pipeline, Plan, Replica, Stage
 from arachne_runtime.testing import run_ranks
@@ -72,18 +77,18 @@ def batch(size: Size, num_rows: int):
     return torch.randn(shape, generator=random), torch.randn(shape, generator=random)
 
 
-def ours(plan: Plan, size: Size) -> Engine:
+def ours(plan: Plan, size: Size, recorder: Recorder | None = None) -> Engine:
     return Engine(
         plan,
         ModelParts.of(lambda: model(size)),
         optimizer=adamw,
         loss=lambda output, batch: F.mse_loss(output, batch[1]),
+        recorder=recorder,
     )
 
 
-def pipeline_pairs(size: Size, pairs: int):
-    """On 4 ranks: one stage each, the same number of blocks."""
-    rank, depth = dist.get_rank(), dist.get_world_size()
+def pipeline_plan(size: Size, depth: int) -> Plan:
+    """A stage a rank, all alike."""
     per_stage = size.blocks // depth
     stages = tuple(
         Stage(
@@ -92,10 +97,16 @@ def pipeline_pairs(size: Size, pairs: int):
         )
         for i in range(depth)
     )
-    num_rows = size.rows * size.micro_batches
     pipeline = Pipeline(micro_batches=size.micro_batches, micro_batch=size.rows, stages=stages)
-    plan = Plan(model="stack", global_batch=num_rows, sequence=size.sequence, pipelines=(pipeline,))
-    engine, (inputs, targets) = ours(plan, size), batch(size, num_rows)
+    rows = size.rows * size.micro_batches
+    return Plan(model="stack", global_batch=rows, sequence=size.sequence, pipelines=(pipeline,))
+
+
+def pipeline_pairs(size: Size, pairs: int):
+    """On 4 ranks: one stage each, the same number of blocks."""
+    rank, depth = dist.get_rank(), dist.get_world_size()
+    plan, per_stage = pipeline_plan(size, depth), size.blocks // depth
+    engine, (inputs, targets) = ours(plan, size), batch(size, plan.global_batch)
 
     blocks = model(size)[rank * per_stage : (rank + 1) * per_stage]
     optimizer = adamw(blocks.parameters())
@@ -156,8 +167,52 @@ def time_one(call: Callable[[], object]) -> tuple[float, float]:
     return spent[0].item(), spent[1].item()
 
 
+class TimedRecorder(Recorder):
+    """Adds up its own CPU time."""
+
+    spent_s = 0.0
+
+    def begin(self, step):
+        self._timed(super().begin, step)
+
+    def mark(self):
+        return self._timed(super().mark)
+
+    def add(self, *args, **options):
+        self._timed(super().add, *args, **options)
+
+    def end(self, **options):
+        self._timed(super().end, **options)
+
+    def _timed(self, call, *args, **options):
+        start = time.process_time()
+        result = call(*args, **options)
+        self.spent_s += time.process_time() - start
+        return result
+
+
+def recorder_shares(size: Size, steps: int):
+    """On 2 ranks, a stage each: CPU time in the recorder by CPU time of the step."""
+    plan = pipeline_plan(size, depth=2)
+    found = []
+    with (
+        TemporaryDirectory() as directory,
+        TimedRecorder(Path(directory), rank=dist.get_rank(), plan=plan) as recorder,
+    ):
+        engine = ours(plan, size, recorder)
+        for _ in range(WARM_UP + steps):
+            recorder.spent_s, start = 0.0, time.process_time()
+            engine.step(batch(size, plan.global_batch))
+            found.append(recorder.spent_s / (time.process_time() - start))
+    return found[WARM_UP:]
+
+
 def measure(options: Options) -> Iterator[Result]:
     sizes, pairs = ((Size(256, sequence=32),), 11) if options.quick else ((Size(256), Size(512)), 25)
+    shares = [share for rank in run_ranks(2, recorder_shares, sizes[0], pairs) for share in rank]
+    at = interval(shares)
+    print(f"recorder width {sizes[0].width}: {at.median:.3%} of a step's CPU time", flush=True)
+    yield at_most("recorder-cpu", 100 * at.median, "% of a step", bound=1.0, low=at.low, high=at.high)
     for size in sizes:
         for name, ranks, function in (("pipeline", 4, pipeline_pairs), ("ddp", 2, data_parallel_pairs)):
             found = run_ranks(ranks, function, size, pairs, timeout_s=900)[0]

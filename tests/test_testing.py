@@ -1,4 +1,6 @@
 import os
+import subprocess
+import sys
 import time
 
 import pytest
@@ -74,3 +76,15 @@ def test_a_hang_ends_in_bounded_time_and_says_where():
 def test_a_function_that_cannot_travel_is_refused():
     with pytest.raises(UsageError, match="define it at module level"):
         run_ranks(1, lambda: None)
+
+
+def test_ranks_end_with_the_process_that_started_them():
+    script = (
+        "import os; from arachne_runtime.testing import run_ranks\n"
+        "if __name__ == '__main__': print(*run_ranks(2, os.getpid))"
+    )
+    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
+    assert ended.stderr == ""
+    for pid in ended.stdout.split():
+        with pytest.raises(ProcessLookupError):
+            os.kill(int(pid), 0)
