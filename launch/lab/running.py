@@ -23,8 +23,8 @@ GROUP_NOTE = "cgroup"
 """File of a lab's folder that names its control group, written before the group is made."""
 
 
-RANK_ENVIRONMENT = {"GLOO_SOCKET_IFNAME": network.INTERFACE, "TORCH_CPP_LOG_LEVEL": "ERROR"}
-"""In namespaces: gloo must not look for a host name, nor torch warn in each rank that there is none."""
+IN_NAMESPACES = {"GLOO_SOCKET_IFNAME": network.INTERFACE, "TORCH_CPP_LOG_LEVEL": "ERROR"}
+"""Variables in a lab with a network: gloo must not look for a host name, nor torch warn of its lack."""
 
 
 class Enforcement(StrEnum):
@@ -65,7 +65,7 @@ def active(lab: Lab | Path, *, enforcement: Enforcement = Enforcement.AUTO) -> I
         folder.mkdir(mode=0o700)
         held.callback(shutil.rmtree, folder, ignore_errors=True)
         on = _switch_on(lab, enforcement, folder, held)
-        held.enter_context(_variable(LAB_VARIABLE, str(on.state_file)))
+        held.enter_context(_variables({**on.state.environment, LAB_VARIABLE: str(on.state_file)}))
         yield on
 
 
@@ -117,7 +117,7 @@ def _switch_on(lab: Lab, enforcement: Enforcement, folder: Path, held: ExitStack
         started=started,
         seats=seats,
         cluster=lab.cluster(),
-        environment=RANK_ENVIRONMENT if spaces else {},
+        environment=IN_NAMESPACES if spaces else {},
         address=network.HUB_ADDRESS if spaces else "127.0.0.1",
     )
     files.write(state, folder / STATE_FILE)
@@ -198,12 +198,17 @@ def _unwound_by_signals() -> Iterator[None]:
 
 
 @contextmanager
-def _variable(name: str, value: str) -> Iterator[None]:
-    os.environ[name] = value
+def _variables(values: Mapping[str, str]) -> Iterator[None]:
+    before = {name: os.environ.get(name) for name in values}
+    os.environ.update(values)
     try:
         yield
     finally:
-        os.environ.pop(name, None)
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
 
 
 def current(environment: Mapping[str, str] | None = None) -> LabState | None:
