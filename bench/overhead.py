@@ -8,7 +8,7 @@ forward, backward, (DDP: reduction) and AdamW. Ours also computes the gradient n
 
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -215,7 +215,8 @@ def measure(options: Options) -> Iterator[Result]:
     yield at_most("recorder-cpu", 100 * at.median, "% of a step", bound=1.0, low=at.low, high=at.high)
     for size in sizes:
         for name, ranks, function in (("pipeline", 4, pipeline_pairs), ("ddp", 2, data_parallel_pairs)):
-            found = run_ranks(ranks, function, size, pairs, timeout_s=900)[0]
+            given = size if name == "pipeline" else replace(size, rows=2 * size.rows)
+            found = run_ranks(ranks, function, given, pairs, timeout_s=900)[0]
             for kind, values in (("cpu", [c for c, _, _ in found]), ("wall", [w for _, w, _ in found])):
                 at = interval(values)
                 print(

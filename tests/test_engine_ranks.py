@@ -1,4 +1,5 @@
 import math
+import weakref
 from pathlib import Path
 
 import msgspec
@@ -10,6 +11,7 @@ from torch import nn
 
 from arachne_runtime.engine import Engine
 from arachne_runtime.engine import engine as engine_module
+from arachne_runtime.engine.courier import PENDING_SENDS
 from arachne_runtime.errors import UsageError, WorkerFailedError
 from arachne_runtime.measure.recorder import Recorder
 from arachne_runtime.mesh import GlooTransport
@@ -315,3 +317,29 @@ def sends_what_a_parameter_holds():
 
 def test_a_gradient_under_way_is_not_the_memory_of_a_parameters_gradient():
     assert run_ranks(2, sends_what_a_parameter_holds) == [0, 0]
+
+
+def most_sends_under_way():
+    plan = plan_of(stage((0, 2), 2, start=0), stage((2, 4), 2, start=1), micro_batches=24)
+    engine = engine_of(plan, lambda: [nn.Linear(3, 3) for _ in range(4)])
+    alive, send = weakref.WeakSet(), GlooTransport.send
+    most = 0
+
+    def watch(self, tensor, receiver, tag):
+        nonlocal most
+        alive.add(tensor)
+        most = max(most, len(alive))
+        return send(self, tensor, receiver, tag)
+
+    GlooTransport.send = watch
+    try:
+        engine.step(batch(48))
+    finally:
+        GlooTransport.send = send
+    return most
+
+
+def test_memory_of_sends_is_freed_during_the_step():
+    first, last = run_ranks(2, most_sends_under_way)
+    assert first <= 2 + 2  # a header, outputs that wait for their gradient, and one more
+    assert last <= PENDING_SENDS + 2

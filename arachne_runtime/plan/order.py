@@ -205,7 +205,7 @@ def needs(action: Action, depth: int) -> Action | None:
 def _ready(plan: Plan, reduction: Reduction, ends: _Times) -> Fraction:
     """When the last holder's last backward, which goes down block by block, has passed the blocks."""
     return max(
-        ends[p, stage_actions(plan.schedule, s, len(pipeline.stages), pipeline.micro_batches)[-1]]
+        ends[p, Action(s, Work.BACKWARD, pipeline.micro_batches - 1)]
         - _UNITS[Work.BACKWARD] * Fraction(lowest - stage.blocks.start, len(stage.blocks))
         for p, pipeline in enumerate(plan.pipelines)
         for s, stage in enumerate(pipeline.stages)
