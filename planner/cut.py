@@ -52,7 +52,7 @@ def min_sum_cut(tables: Sequence[Table], bound_s: Seconds = np.inf) -> Cut | Non
         sums = reach[:, None] + table
         choice = sums.argmin(axis=0)
         choices.append(choice)
-        reach = np.take_along_axis(sums, choice[None], axis=0)[0]
+        reach = sums[choice, np.arange(num_blocks + 1)]
     if not np.isfinite(reach[num_blocks]):
         return None
     bounds = [num_blocks]

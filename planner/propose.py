@@ -16,18 +16,23 @@ from arachne_runtime.units import Bytes, Seconds
 from .request import Request
 from .runs import Hardware, Runs
 from .template import (
-    Counts,
     PipelineTemplate,
     StageTemplate,
     Template,
     leftover,
     mixed_stage,
-    uniform_stage,
     vectors_below,
 )
 
 MOST_SIZES = 12
 """Micro-batch sizes that the ranking tries."""
+
+
+_Members = tuple[tuple[str, int], ...]
+"""Replicas of a stage by device type."""
+
+_Sketch = tuple[Seconds, int, int, tuple[tuple[_Members, int], ...]]
+"""A proposal as plain numbers: seconds, micro-batch, copies, and runs of alike stages with their lengths."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,14 +74,13 @@ class Proposer:
     def best(self, pools: Mapping[str, int], most: int, share: float = 1.0) -> list[Proposal]:
         """The ``most`` best proposals on some devices for a ``share`` of the global batch, best first."""
         batch = max(1, round(self.request.global_batch * share))
-        found: list[Proposal] = []
+        found: list[_Sketch] = []
         for size in self._sizes(batch):
             for number in range(1, len(pools) + 1):
                 for types in combinations(sorted(pools), number):
                     found += self._runs_of_types(types, pools, size, batch, most)
             found += self._mixed(pools, size, batch, most)
-        found.sort(key=lambda p: (p.seconds, p.micro_batch, p.copies, p.stages))
-        return found[:most]
+        return [Proposal(s, b, n, _stages(runs)) for s, b, n, runs in sorted(found)[:most]]
 
     def with_leftover(self, proposal: Proposal, most: int) -> Iterator[Template]:
         """The proposal, or fewer copies of it, beside the best pipelines on devices that it leaves idle."""
@@ -119,7 +123,7 @@ class Proposer:
 
     def _runs_of_types(
         self, types: tuple[str, ...], pools: Mapping[str, int], size: int, batch: int, most: int
-    ) -> Iterator[Proposal]:
+    ) -> Iterator[_Sketch]:
         """Types in contiguous runs of stages, each run of equal widths, in every order of the types."""
         shapes = [self._shapes(pools[kind], size) for kind in types]
         speed = _outer(
@@ -141,41 +145,31 @@ class Proposer:
             index = np.unravel_index(at, seconds.shape)
             chosen = [(k, int(d[i]), int(w[i])) for k, (d, w), i in zip(types, shapes, index, strict=True)]
             for order in permutations(chosen):
-                stages = tuple(uniform_stage(k, w) for k, d, w in order for _ in range(d))
-                yield Proposal(float(flat[at]), size, int(copies[index]), stages)
+                runs = tuple((((k, w),), d) for k, d, w in order)
+                yield float(flat[at]), size, int(copies[index]), runs
 
-    def _mixed(self, pools: Mapping[str, int], size: int, batch: int, most: int) -> Iterator[Proposal]:
+    def _mixed(self, pools: Mapping[str, int], size: int, batch: int, most: int) -> Iterator[_Sketch]:
         """Stages that all hold the same mix of two or more types, their shares in proportion to speed."""
         types = sorted(pools)
-        found = []
+        found: list[_Sketch] = []
         for mix in vectors_below(tuple(pools[kind] for kind in types)):
-            if sum(n > 0 for n in mix) < 2 or sum(mix) > size:
+            members = tuple((k, n) for k, n in zip(types, mix, strict=True) if n)
+            if len(members) < 2 or sum(mix) > size:
                 continue
-            pace = self._mixed_seconds(types, mix, size)
-            copies_once = min(pools[k] // n for k, n in zip(types, mix, strict=True) if n)
-            for depth in range(1, min(copies_once, self.max_depth) + 1):
-                room = depth * min(self.hardware[k].room_bytes for k, n in zip(types, mix, strict=True) if n)
-                if room >= self.state_bytes:
-                    copies = min(copies_once // depth, max(1, batch // size))
-                    seconds = float(
-                        self._closed_form(
-                            np.array(depth / pace),
-                            np.array(depth),
-                            np.array(copies),
-                            np.array(sum(mix)),
-                            size,
-                            batch,
-                        )
-                    )
-                    found.append((seconds, depth, copies, mix))
-        for seconds, depth, copies, mix in sorted(found)[:most]:
-            stage = mixed_stage(dict(zip(types, mix, strict=True)))
-            yield Proposal(seconds, size, copies, (stage,) * depth)
+            pace = self._mixed_seconds(members, size)
+            once = min(pools[k] // n for k, n in members)
+            room = min(self.hardware[k].room_bytes for k, _ in members)
+            for depth in range(1, min(once, self.max_depth) + 1):
+                if depth * room >= self.state_bytes and pace < float("inf"):
+                    copies = min(once // depth, max(1, batch // size))
+                    seconds = (-(-batch // (copies * size)) + depth - 1) * pace / depth + self.sync_s / depth
+                    found.append((seconds, size, copies, ((members, depth),)))
+        yield from sorted(found)[:most]
 
-    def _mixed_seconds(self, types: list[str], mix: Counts, size: int) -> Seconds:
+    def _mixed_seconds(self, members: _Members, size: int) -> Seconds:
         """Seconds of the whole model on one such stage if shares could be any number."""
-        mean = max(1, size // sum(mix))
-        speed = sum(n * mean / self._whole_seconds(k, mean) for k, n in zip(types, mix, strict=True) if n)
+        mean = max(1, size // sum(n for _, n in members))
+        speed = sum(n * mean / self._whole_seconds(k, mean) for k, n in members)
         return size / speed if speed else float("inf")
 
     def _shapes(self, count: int, size: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -205,6 +199,10 @@ class Proposer:
             seconds = np.asarray((counts + depth - 1) / speed, float)
             seconds = seconds + np.where(copies * width > 1, self.sync_s / depth, 0.0)
         return np.where((copies > 0) & np.isfinite(seconds), seconds, np.inf)
+
+
+def _stages(runs: tuple[tuple[_Members, int], ...]) -> tuple[StageTemplate, ...]:
+    return tuple(stage for members, depth in runs for stage in (mixed_stage(dict(members)),) * depth)
 
 
 def _outer(combine: np.ufunc, rows: list[NDArray[Any]]) -> NDArray[Any]:

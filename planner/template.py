@@ -113,11 +113,6 @@ def packings(pool: Counts, at_most: Counts | None = None) -> Iterator[tuple[Coun
                 yield (first, *tail)
 
 
-def uniform_stage(device: str, width: int, tp: int = 1) -> StageTemplate:
-    """A stage of ``width`` alike replicas."""
-    return StageTemplate((Group(device, tp, width),))
-
-
 def mixed_stage(devices: Mapping[str, int]) -> StageTemplate:
     """A stage that holds so many TP-1 replicas of each type."""
     return StageTemplate(tuple(Group(d, 1, n) for d, n in devices.items() if n))
