@@ -138,12 +138,11 @@ class Columns:
             messages = max(sum(before), sum(after)) if min(sum(before), sum(after)) == 1 else 1
             rows = micro_batch if messages > 1 or alone else 1
             row = np.zeros(self.runs.num_blocks + 1)
+            latency, per_byte = min(k.latency_s for k in links), min(k.seconds_per_byte for k in links)
             for block in range(1, self.runs.num_blocks):
                 size = rows * self.request.tables.output_bytes[block - 1]
-                row[block] = min(
-                    k.seconds(size) if alone else messages * k.latency_s + size * k.seconds_per_byte
-                    for k in links
-                )
+                whole = links[0].seconds(size) if alone and len(links) == 1 else 0.0
+                row[block] = max(whole, messages * latency + size * per_byte)
             self._hops[key] = row
         return self._hops[key]
 
