@@ -16,7 +16,8 @@ from .state import start_ticks
 PERIOD_S = 0.02
 """How often budgets grow; a rank that computes all the time runs ``share`` of each period."""
 TOLERANCE = 0.08
-"""Relative error of a share to expect over 1 s or more (measured: within 0.05 for shares 0.2 to 0.8)."""
+"""Relative error of a share to expect over 1 s or more (measured: within 0.03, shares 0.05 to 0.8). Where
+other processes want the same cores it falls short by more: only a quota's group is served first."""
 _SCAN_S = 0.1
 """How often new processes are looked for."""
 _SHORTEST_S = 0.0005
