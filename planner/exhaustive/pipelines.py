@@ -99,6 +99,8 @@ class Space:
         self._lines: dict[tuple[Vector, int], list[Line]] = {}
         self._fits: dict[tuple[Line, int, int, int], Fit | None] = {}
         self._hops: dict[tuple[Line, Line, int], Seconds] = {}
+        self._speeds: dict[tuple[Vector, int], float] = {}
+        self._splits: dict[Vector, list[tuple[Vector, Vector]]] = {}
 
     def share_range(self, pool: int) -> tuple[int, int]:
         """Smallest and largest share that was measured on a pool's devices."""
@@ -120,10 +122,24 @@ class Space:
                     found += filter(None, (self._shape(search, s, others, per_byte) for s in search.all()))
         return sorted(found, key=lambda shape: shape.bound_s)
 
-    def least_pace(self, vector: Vector, first_block: int = 0) -> Seconds:
-        """No devices of ``vector`` do blocks ``first_block``.. faster than this many seconds a sample."""
-        speed = sum(n / self._ratio[p][first_block] for p, n in enumerate(vector) if n)
-        return self._units[first_block] / speed if speed else inf
+    def least_pace(self, vector: Vector, first: int = 0, end: int | None = None) -> Seconds:
+        """No devices of ``vector`` do blocks ``first`` to ``end`` faster than this many seconds a sample."""
+        key = (vector, first)
+        speed = self._speeds.get(key)
+        if speed is None:
+            speed = sum(n / self._ratio[p][first] for p, n in enumerate(vector) if n)
+            self._speeds[key] = speed
+        work = self._units[first] - (0.0 if end is None else self._units[end])
+        return work / speed if speed else inf
+
+    def splits(self, left: Vector) -> list[tuple[Vector, Vector]]:
+        """Every way to take some of the devices, with what is left."""
+        found = self._splits.get(left)
+        if found is None:
+            found = self._splits[left] = [
+                (v, tuple(a - b for a, b in zip(left, v, strict=True))) for v in vectors_within(left)
+            ]
+        return found
 
     def _shape(
         self, search: "_Search", stages: tuple[tuple[int, int, bool, Line], ...], others: int, per_byte: float
@@ -284,6 +300,7 @@ class _Search:
         self.micro_batch = micro_batch
         self.micro_batches = micro_batches
         self.cutoff_s = cutoff_s
+        self.held = [in_flight(space.kind, s, depth, micro_batches) for s in range(depth)]
 
     def all(self) -> Iterator[tuple[tuple[int, int, bool, Line], ...]]:
         """Every list of stages whose bounds stay below the cutoff."""
@@ -292,29 +309,23 @@ class _Search:
     def update_floor(self, stages: tuple[tuple[int, int, bool, Line], ...]) -> Seconds:
         """Seconds of the slowest optimizer among the stages."""
         fits = (
-            self.space.fit(line, start, stop, self._held(s))
-            for s, (start, stop, _, line) in enumerate(stages)
+            self.space.fit(line, start, stop, self.held[s]) for s, (start, stop, _, line) in enumerate(stages)
         )
         return max(fit.update_s for fit in fits if fit)
-
-    def _held(self, stage: int) -> int:
-        return in_flight(self.space.kind, stage, self.depth, self.micro_batches)
 
     def _grow(
         self, start: int, left: Vector, done: tuple[tuple[int, int, bool, Line], ...], before_s: Seconds
     ) -> Iterator[tuple[tuple[int, int, bool, Line], ...]]:
         s = len(done)
         behind = self.depth - s - 1
-        if not self._can_end(start, left, before_s):
-            return
-        for vector in vectors_within(left) if behind else (left,):
-            rest = tuple(a - b for a, b in zip(left, vector, strict=True))
-            if sum(rest) < behind:
+        for vector, rest in self.space.splits(left) if behind else ((left, ()),):
+            if behind and sum(rest) < behind:
                 continue
-            for line in self.space.lines(vector, self.micro_batch):
+            stops = [j for j in self._stops(start, behind) if self._can_win(start, j, vector, rest, before_s)]
+            for line in self.space.lines(vector, self.micro_batch) if stops else ():
                 reach = before_s + (self.space.hop(done[-1][3], line, start) if done else 0.0)
-                for stop in self._stops(start, behind):
-                    fit = self.space.fit(line, start, stop, self._held(s))
+                for stop in stops:
+                    fit = self.space.fit(line, start, stop, self.held[s])
                     if (
                         fit is None
                         or reach + self.micro_batches * fit.slowest_s + fit.update_s >= self.cutoff_s
@@ -326,13 +337,17 @@ class _Search:
                     else:
                         yield grown
 
+    def _can_win(self, start: int, stop: int, vector: Vector, rest: Vector, before_s: Seconds) -> bool:
+        """Whether the work of the stage, and of what is behind it, can be done in time by their devices."""
+        most = (self.cutoff_s - before_s) / (self.micro_batches * self.micro_batch)
+        space = self.space
+        return space.least_pace(vector, start, stop) < most and (
+            not rest or space.least_pace(rest, stop) < most
+        )
+
     def _stops(self, start: int, behind: int) -> range:
         last = self.space.num_blocks - behind
         return range(start + 1, last + 1) if behind else range(last, last + 1)
-
-    def _can_end(self, start: int, left: Vector, before_s: Seconds) -> bool:
-        pace = self.space.least_pace(left, start) * self.micro_batch
-        return before_s + self.micro_batches * pace < self.cutoff_s
 
 
 def _orders(vector: Vector) -> Iterator[tuple[int, ...]]:

@@ -46,7 +46,8 @@ def alike(cluster: Cluster, a: Node, b: Node) -> bool:
 
     def hardware(node: Node) -> tuple[object, ...]:
         entry = node.entry
-        return entry.device, entry.gpus, entry.intra_GBps, entry.memory_GiB
+        inside = entry.intra_GBps if entry.gpus > 1 else None
+        return entry.device, entry.gpus, inside, entry.memory_GiB
 
     def link(x: Node, y: Node) -> tuple[float, float | None]:
         found = cluster.link(x.name, y.name)
