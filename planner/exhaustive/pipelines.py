@@ -15,14 +15,15 @@ Three things are left out, each with a proof:
    shares; a device needs at least r >= 1 seconds for one of these, r the least ratio over the blocks that
    are left. So if the slowest replica of the rest needs t a micro-batch, the rest can do at most t * sum(1
    / r), hence ``t >= micro_batch * sum(u_j) / sum(1 / r)``, and the chain of that replica's stage begins
-   behind all stages chosen so far. Messages are priced here as if no other device sent at once: more
-   senders are never faster (``cost.links``), so a plan around the pipeline only adds to them. What an end
-   does itself to receive counts as part of its action instead of the message, which makes no chain shorter.
-   The same holds for the simulation of the pipeline alone, which gives ``Shape.ready_s``. Reductions:
-   beside k - 1 other pipelines every segment of a stage of width w is summed over n >= w + k - 1 replicas,
-   in 2 (n - 1) messages of at least P / n bytes; a message of x bytes takes at least x times the least
-   seconds a byte of any link that can occur. A rank does its own one after the other after its last action,
-   so it needs at least ``2 (n - 1) / n * P * least``, which grows with n.
+   behind all stages chosen so far; the same holds for the blocks and devices of one stage. Messages are
+   priced here as if no other device sent at once: more senders are never faster (``cost.links``), so a plan
+   around the pipeline only adds to them. What an end does itself to receive counts as part of its action
+   instead of the message, which makes no chain shorter. The same holds for the simulation of the pipeline
+   alone, which every pipeline that is left goes through. Reductions: beside k - 1 other pipelines every segment of a stage
+   of width w is summed over n >= w + k - 1 replicas, in 2 (n - 1) messages of at least P / n bytes; a
+   message of x bytes takes at least x times the least seconds a byte of any link that can occur. A rank
+   does its own one after the other after its last action, so it needs at least ``2 (n - 1) / n * P *
+   least``, which grows with n.
 2. *Recomputation where the stage fits without it.* It lengthens backwards, changes nothing else, and clocks
    grow with durations.
 3. *Images*: plans that differ by a swap of interchangeable devices have one price (``exhaustive.pools``).
