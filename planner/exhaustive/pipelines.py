@@ -19,7 +19,7 @@ Three things are left out, each with a proof:
    priced here as if no other device sent at once: more senders are never faster (``cost.links``), so a plan
    around the pipeline only adds to them. What an end does itself to receive counts as part of its action
    instead of the message, which makes no chain shorter. The same holds for the simulation of the pipeline
-   alone, which every pipeline that is left goes through. Reductions: beside k - 1 other pipelines every segment of a stage
+   alone, which follows. Reductions: beside k - 1 other pipelines every segment of a stage
    of width w is summed over n >= w + k - 1 replicas, in 2 (n - 1) messages of at least P / n bytes; a
    message of x bytes takes at least x times the least seconds a byte of any link that can occur. A rank
    does its own one after the other after its last action, so it needs at least ``2 (n - 1) / n * P *
