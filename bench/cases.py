@@ -117,7 +117,7 @@ class Case:
         return TinyGPT(self.plan.num_blocks - 2, self.tied)
 
     def optimizer(self, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
-        return torch.optim.AdamW(parameters, lr=0.01) if self.adam else torch.optim.SGD(parameters, lr=0.1)
+        return torch.optim.AdamW(parameters, lr=1e-3) if self.adam else torch.optim.SGD(parameters, lr=0.1)
 
     def lr_schedule(self, optimizer: torch.optim.Optimizer):
         return torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)

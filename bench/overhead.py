@@ -208,7 +208,7 @@ def recorder_shares(size: Size, steps: int):
 
 
 def measure(options: Options) -> Iterator[Result]:
-    sizes, pairs = ((Size(256, sequence=32),), 11) if options.quick else ((Size(256), Size(512)), 25)
+    sizes, pairs = ((Size(256, sequence=32),), 11) if options.quick else ((Size(256), Size(512)), 15)
     shares = [share for rank in run_ranks(2, recorder_shares, sizes[0], pairs) for share in rank]
     at = interval(shares)
     print(f"recorder width {sizes[0].width}: {at.median:.3%} of a step's CPU time", flush=True)
