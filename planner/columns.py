@@ -5,10 +5,11 @@ best shares (``Runs`` with floors), for every hop an idle link, for every other 
 """
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import combinations
+from itertools import combinations, product
+from math import comb, prod
 
 import numpy as np
 from numpy.typing import NDArray
@@ -58,23 +59,24 @@ class Column:
 
 
 class Columns:
-    """All columns of a request, by vector of devices."""
+    """All columns of a request, by vector of devices; ``check`` is called often and raises to stop."""
 
-    def __init__(self, request: Request, pools: Pools) -> None:
+    def __init__(self, request: Request, pools: Pools, check: Callable[[], None] = lambda: None) -> None:
         self.request = request
+        self.check = check
         self.pools = pools
         self.runs = Runs(request, floors=True)
         self.hardware = [self.runs.hardware(pool.devices[0]) for pool in pools.pools]
         self._hops: dict[tuple[Counts, Counts, int], Array] = {}
         self._mixes: dict[Counts, Mix] = {}
-        self._rings: dict[Counts, tuple[Seconds, float]] = {}
+        self._rings: dict[tuple[Counts, int], tuple[Seconds, float]] = {}
         self._updates: dict[Mix, Table] = {}
         self._fastest: dict[tuple[Mix, int], tuple[Table, Table]] = {}
 
-    def of(self, vector: Counts, kind: ScheduleKind, limit_s: Seconds, exact: bool) -> list[Column]:
+    def of(self, vector: Counts, kind: ScheduleKind, limit_s: Seconds, alone: bool) -> list[Column]:
         """Columns on all devices of ``vector`` that may end before ``limit_s``, soonest first.
 
-        ``exact``: only those that take the whole global batch.
+        ``alone``: those that take the whole global batch, else those that stand beside at least one other.
         """
         by_depth: dict[int, list[tuple[Counts, ...]]] = defaultdict(list)
         for stages in compositions(vector, self.runs.num_blocks):
@@ -83,18 +85,20 @@ class Columns:
         for depth, shapes in sorted(by_depth.items()):
             for micro_batch in range(1, self._most_micro_batch() + 1):
                 fitting = [s for s in shapes if max(map(sum, s)) <= micro_batch]
+                self.check()
                 if fitting:
-                    batch = _Batch(self, kind, depth, fitting, micro_batch)
-                    for count in self._counts(micro_batch, exact):
+                    batch = _Batch(self, kind, depth, fitting, micro_batch, 0 if alone else 1)
+                    for count in self._counts(micro_batch, alone):
+                        self.check()
                         found += batch.columns(count, limit_s)
         return sorted(found, key=lambda c: (c.bound_s, c.samples))
 
     def _most_micro_batch(self) -> int:
         return min(self.request.global_batch, self.request.max_micro_batch or self.request.global_batch)
 
-    def _counts(self, micro_batch: int, exact: bool) -> Sequence[int]:
+    def _counts(self, micro_batch: int, alone: bool) -> Sequence[int]:
         most, rest = divmod(self.request.global_batch, micro_batch)
-        if exact:
+        if alone:
             return [most] if rest == 0 else []
         return range(1, most + 1)
 
@@ -168,11 +172,12 @@ class Columns:
             if n
         )
 
-    def ring(self, stage: Counts) -> tuple[Seconds, float]:
-        """Least seconds of a reduction over the replicas: fixed ones, and seconds a byte of gradients."""
-        if stage not in self._rings:
-            self._rings[stage] = self._ring(sum(stage), self.nodes_of(stage) > 1)
-        return self._rings[stage]
+    def ring(self, stage: Counts, others: int) -> tuple[Seconds, float]:
+        """Least seconds of a reduction over a stage and ``others``: fixed ones, and seconds a byte."""
+        key = stage, others
+        if key not in self._rings:
+            self._rings[key] = self._ring(sum(stage) + others, self.nodes_of(stage) > 1)
+        return self._rings[key]
 
     def _ring(self, members: int, leaves: bool) -> tuple[Seconds, float]:
         """A ring over at least so many members, one of whose edges leaves a node or not."""
@@ -197,6 +202,23 @@ class Columns:
         return self._updates[mix]
 
 
+def num_shapes(pool_counts: Counts, num_blocks: int) -> int:
+    """Compositions with cuts of all vectors of devices: the columns for one micro-batch and count."""
+    return sum(
+        _compositions(vector, depth) * comb(num_blocks - 1, depth - 1)
+        for vector in product(*(range(n + 1) for n in pool_counts))
+        for depth in range(1, min(sum(vector), num_blocks) + 1)
+    )
+
+
+def _compositions(vector: Counts, depth: int) -> int:
+    """Ordered ways to deal all of ``vector`` to exactly ``depth`` stages, by inclusion and exclusion."""
+    return sum(
+        (-1) ** empty * comb(depth, empty) * prod(comb(n + depth - empty - 1, n) for n in vector)
+        for empty in range(depth)
+    )
+
+
 class _Batch:
     """All shapes of one depth at one micro-batch: arrays over (composition, cut, stage)."""
 
@@ -207,7 +229,9 @@ class _Batch:
         depth: int,
         shapes: list[tuple[Counts, ...]],
         micro_batch: int,
+        others: int,
     ) -> None:
+        self.others = others
         self.of, self.kind, self.depth, self.shapes, self.micro_batch = (
             columns,
             kind,
@@ -276,7 +300,7 @@ class _Batch:
         tables = self.of.request.tables
         own = np.asarray(tables.own_parameters, float)
         size_KS = (own[self.cuts[:, 1:]] - own[self.cuts[:, :-1]]) * tables.model.bytes_per_parameter.gradient
-        rings = np.array([[self.of.ring(stage) for stage in shape] for shape in self.shapes])
-        reduced = rings[:, None, :, 0] + rings[:, None, :, 1] * size_KS
+        rings = np.array([[self.of.ring(stage, self.others) for stage in shape] for shape in self.shapes])
+        reduced = np.where(size_KS > 0, rings[:, None, :, 0] + rings[:, None, :, 1] * size_KS, 0.0)
         updates = self._gather([self.of.updates(mix) for mix in self.mixes]).max(axis=2, keepdims=True)
         return np.asarray(reduced + updates + tables.profile.step_s)

@@ -6,7 +6,8 @@ It proves its answer if it runs to its end; stopped early, it has only found bet
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import product
+from itertools import islice, product
+from math import inf
 
 from arachne_runtime.plan.plan import Pipeline, Plan, Replica, ScheduleKind, Stage
 from arachne_runtime.units import Seconds
@@ -15,12 +16,19 @@ from .columns import Column, Columns, Shape
 from .cost.layout import seats_of
 from .cost.memory import in_flight
 from .cost.sync import commit_seconds, reductions_of
+from .pack import pack_samples
 from .pools import Pools
 from .request import Request
 from .template import Counts, packings
 
 ROUNDING = 1e-9
 """A bound within this part of the best known time cannot beat it: both are sums of the same figures."""
+
+MOST_LIKELY, MOST_FILLINGS = 40, 4
+"""Packings that are priced before all others, and fillings of each."""
+
+MOST_LEAVES = 300_000
+"""Packings kept at once, some 100 MB; problems that need more are not proven."""
 
 Offer = Callable[[Plan], Seconds]
 """Prices a plan, keeps it if it is best, and returns the best time known; raises to stop the search."""
@@ -60,45 +68,90 @@ class Choice:
 class Exact:
     """Branch and bound over one request."""
 
-    def __init__(self, request: Request, pools: Pools, offer: Offer) -> None:
+    def __init__(
+        self, request: Request, pools: Pools, offer: Offer, check: Callable[[], None] = lambda: None
+    ) -> None:
         self.request = request
         self.pools = pools
-        self.columns = Columns(request, pools)
+        self.check = check
+        self.columns = Columns(request, pools, check)
         self.offer = offer
-        self.best_s = float("inf")
+        self.best_s = inf
+        self._known: dict[tuple[Counts, ScheduleKind, bool], list[Column]] = {}
         self._tails: dict[tuple[Shape, ...], Tail] = {}
         self._choices: dict[tuple[Counts, int, int, int, int, bool], list[Choice]] = {}
 
-    def run(self, best_s: Seconds) -> None:
-        """Offer every plan that may beat ``best_s``, the likeliest first."""
+    def run(self, best_s: Seconds) -> bool:
+        """Offer every plan that may beat ``best_s``; whether it is proven that none was left out."""
         self.best_s = best_s
-        leaves: list[tuple[Seconds, ScheduleKind, tuple[Column, ...]]] = []
-        for kind in self.request.schedules:
-            leaves += [(bound, kind, columns) for bound, columns in self._leaves(kind)]
+        for bound, kind, columns in sorted(self._likely(), key=lambda leaf: leaf[0])[:MOST_LIKELY]:
+            if self._may_win(bound):
+                self._expand(kind, columns, MOST_FILLINGS)
+        every = ((bound, kind, c) for kind in self.request.schedules for bound, c in self._leaves(kind))
+        leaves = list(islice(every, MOST_LEAVES))
         for bound, kind, columns in sorted(leaves, key=lambda leaf: leaf[0]):
             if not self._may_win(bound):
-                return
+                break
             self._expand(kind, columns)
+        return len(leaves) < MOST_LEAVES
+
+    def _likely(self) -> Iterator[tuple[Seconds, ScheduleKind, tuple[Column, ...]]]:
+        """For each packing the columns of least bound: a good plan among them cuts off most of the rest."""
+        total = self.request.global_batch
+        for kind in self.request.schedules:
+            for packing in self._packings():
+                lists = self._columns_of(packing, kind)
+                best = [{c.samples: c for c in reversed(columns)} for columns in lists]
+                rows = [[c[n].bound_s if n in c else inf for n in range(total + 1)] for c in best]
+                counts = pack_samples(rows, total)
+                if counts is not None:
+                    columns = tuple(c[n] for c, n in zip(best, counts, strict=True))
+                    yield self._tail(tuple(c.shape for c in columns)).end(columns), kind, columns
+
+    def _packings(self) -> Iterator[tuple[Counts, ...]]:
+        for packing in packings(self.pools.counts):
+            if len(packing) <= self.request.global_batch and self.pools.canonical(packing):
+                yield packing
+
+    def _columns_of(self, packing: Sequence[Counts], kind: ScheduleKind) -> list[list[Column]]:
+        """Columns of each vector that may still win; a single one must take the whole global batch."""
+        lists = []
+        for vector in packing:
+            key = vector, kind, len(packing) == 1
+            if key not in self._known:
+                limit = self.best_s * (1 - ROUNDING)
+                self._known[key] = self.columns.of(vector, kind, limit, alone=len(packing) == 1)
+            lists.append([c for c in self._known[key] if self._may_win(c.bound_s)])
+        return lists
 
     def _may_win(self, bound_s: Seconds) -> bool:
         return bound_s < self.best_s * (1 - ROUNDING)
 
     def _leaves(self, kind: ScheduleKind) -> Iterator[tuple[Seconds, tuple[Column, ...]]]:
         """Every packing of columns that sums to the global batch and may win."""
-        alone: dict[Counts, list[Column]] = {}
-        shared: dict[Counts, list[Column]] = {}
-        limit = self.best_s * (1 - ROUNDING)
-        for packing in packings(self.pools.counts):
-            if len(packing) > self.request.global_batch or not self.pools.canonical(packing):
-                continue
-            known = alone if len(packing) == 1 else shared
-            for vector in packing:
-                if vector not in known:
-                    known[vector] = self.columns.of(vector, kind, limit, exact=len(packing) == 1)
-            for columns in _sums([known[v] for v in packing], packing, self.request.global_batch):
+        for packing in self._packings():
+            lists = self._columns_of(packing, kind)
+            for columns in self._sums(lists, packing, self.request.global_batch):
                 bound = self._tail(tuple(c.shape for c in columns)).end(columns)
                 if self._may_win(bound):
                     yield bound, columns
+
+    def _sums(
+        self, columns: Sequence[list[Column]], packing: Sequence[Counts], total: int, least: int = 0
+    ) -> Iterator[tuple[Column, ...]]:
+        """Every choice of columns with ``total`` samples together; equal vectors in ascending order."""
+        self.check()
+        if len(columns) == 1:
+            yield from ((c,) for c in columns[0][least:] if c.samples == total)
+            return
+        most = sum(max((c.samples for c in rest), default=0) for rest in columns[1:])
+        for at in range(least, len(columns[0])):
+            column = columns[0][at]
+            left = total - column.samples
+            if len(columns) - 1 <= left <= most:
+                start = at if packing[1] == packing[0] else 0
+                for tail in self._sums(columns[1:], packing[1:], left, start):
+                    yield (column, *tail)
 
     def _tail(self, shapes: tuple[Shape, ...]) -> Tail:
         found = self._tails.get(shapes)
@@ -132,8 +185,8 @@ class Exact:
         pools = tuple(p for p, n in enumerate(stage) for _ in range(n))
         return Choice(pools, (1,) * len(pools), False, 0.0)
 
-    def _expand(self, kind: ScheduleKind, columns: tuple[Column, ...]) -> None:
-        """Price every filling of these columns that may win, evenest first."""
+    def _expand(self, kind: ScheduleKind, columns: tuple[Column, ...], most: int | None = None) -> None:
+        """Price the fillings of these columns that may win, evenest first; ``most`` of them or all."""
         shapes = tuple(c.shape for c in columns)
         tail = self._tail(shapes)
         options = []
@@ -142,7 +195,7 @@ class Exact:
             for s in range(len(column.shape.stages)):
                 options.append(self._fitting(kind, column, s, budget - tail.own_s[p][s]))
         counts = [(c.micro_batches, c.micro_batch) for c in columns]
-        for chosen in product(*options):
+        for chosen in islice(product(*options), most):
             taken = iter(chosen)
             stages = [[next(taken) for _ in shape.stages] for shape in shapes]
             self.best_s = self.offer(self._plan(kind, shapes, counts, stages))
@@ -214,25 +267,6 @@ class Exact:
                 for shape, (count, size), chosen in zip(shapes, counts, stages, strict=True)
             ),
         )
-
-
-def _sums(
-    columns: Sequence[list[Column]], packing: Sequence[Counts], total: int, least: int = 0
-) -> Iterator[tuple[Column, ...]]:
-    """Every choice of one column each whose samples sum to ``total``; equal vectors in ascending order."""
-    if len(columns) == 1:
-        for column in columns[0][least:]:
-            if column.samples == total:
-                yield (column,)
-        return
-    most = sum(max((c.samples for c in rest), default=0) for rest in columns[1:])
-    for at in range(least, len(columns[0])):
-        column = columns[0][at]
-        left = total - column.samples
-        if len(columns) - 1 <= left <= most:
-            start = at if packing[1] == packing[0] else 0
-            for tail in _sums(columns[1:], packing[1:], left, start):
-                yield (column, *tail)
 
 
 def _distinct(labels: tuple[int, ...]) -> Iterator[tuple[int, ...]]:

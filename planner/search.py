@@ -11,6 +11,7 @@ from arachne_runtime.plan.files import digest
 from arachne_runtime.plan.plan import MadeBy, Plan, Predicted
 from arachne_runtime.units import Seconds
 
+from .columns import num_shapes
 from .complete import Completer
 from .cost import Estimate, price
 from .diagnose import Needs, what_binds
@@ -24,10 +25,9 @@ from .refine import Refiner
 from .request import Request
 from .template import Template
 
-MOST_EXACT_DEVICES = 8
-MOST_EXACT_BLOCKS = 10
-MOST_EXACT_BATCH = 32
-"""Above any of these the branch and bound would not come to its end within seconds."""
+MOST_EXACT_DEVICES = 10
+MOST_EXACT_COLUMNS = 8_000_000
+"""Above this many columns the branch and bound does not come to its end within five seconds of one core."""
 
 MOST_PROPOSALS = 400
 """Proposals that are cut exactly; the ranking's first hundred held the best of them in all trials."""
@@ -128,20 +128,21 @@ def _search(request: Request, judge: Judge, seed: int) -> bool:
         starts = [k.plan for k in judge.kept if k.plan.schedule == kind][: 2 if small else 6]
         for plan in starts:
             refiner.climb(plan, 60 if small else 400)
-    if not small:
-        _climb_on(request, judge, seed)
-        return False
-    Exact(request, find_pools(request.cluster), judge.offer).run(judge.best_s)
-    return True
+    exact = Exact(request, find_pools(request.cluster), judge.offer, judge.check) if small else None
+    if exact is not None and exact.run(judge.best_s):
+        return True
+    _climb_on(request, judge, seed)
+    return False
 
 
 def is_small(request: Request) -> bool:
     """Whether branch and bound is tried."""
-    return (
-        len(request.cluster.devices) <= MOST_EXACT_DEVICES
-        and len(request.model.blocks) <= MOST_EXACT_BLOCKS
-        and request.global_batch <= MOST_EXACT_BATCH
-    )
+    if len(request.cluster.devices) > MOST_EXACT_DEVICES:
+        return False
+    batch = request.global_batch
+    sizes = range(1, min(batch, request.max_micro_batch or batch) + 1)
+    shapes = num_shapes(find_pools(request.cluster).counts, len(request.model.blocks))
+    return shapes * sum(batch // size for size in sizes) <= MOST_EXACT_COLUMNS
 
 
 def _climb_on(request: Request, judge: Judge, seed: int) -> None:
