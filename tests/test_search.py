@@ -65,6 +65,16 @@ def test_equal_to_the_oracle(seed):
     assert seconds_of(request, time_budget_s=60.0) == pytest.approx(expected, rel=1e-9)
 
 
+@pytest.mark.parametrize("seed", range(10))
+def test_branch_and_bound_alone_is_equal_to_the_oracle(seed):
+    """Without the plans that the rest of the search would give it to start from."""
+    request = random_request(seed, SMALL)
+    best = solve(request)
+    judge = Judge(request, None, None)
+    assert Exact(request, find_pools(request.cluster), judge.offer).run(inf)
+    assert judge.best_s == pytest.approx(best.estimate.iteration_s if best else inf, rel=1e-9)
+
+
 def test_small_problems_are_proven():
     found = find_plan(random_request(3, SMALL), time_budget_s=60.0)
     assert found.proven
@@ -118,7 +128,7 @@ def test_packings_of_devices_are_all_there_once():
 def test_never_worse_than_a_rival_and_by_the_rules(seed):
     request = random_request(seed, MIDDLE)
     try:
-        found = find_plan(request, evaluations=60)
+        found = find_plan(request, evaluations=4)
     except NoFeasiblePlanError:
         assert all(peer.propose(request) is None for peer in PEERS)
         return
@@ -133,6 +143,11 @@ def test_never_worse_than_a_rival_and_by_the_rules(seed):
         assert (
             rival is None or isinstance(rival, Infeasible) or found.estimate.iteration_s <= rival.iteration_s
         )
+
+
+def test_a_rival_counts_whatever_the_budget():
+    found = find_plan(catalog_request(64, 1, 1), evaluations=1)
+    assert found.plan in [rival.plan for rival in found.rivals]
 
 
 @pytest.mark.parametrize("global_batch", [61, 64, 97])
