@@ -67,9 +67,9 @@ def test_a_dead_rank_is_named_and_replaced():
 
 def test_a_hang_ends_in_bounded_time_and_says_where():
     start = time.monotonic()
-    with pytest.raises(WorkerFailedError, match=r"(?s)rank \[1\] did not finish within 1 s.*in hang_on"):
-        run_ranks(2, hang_on, 1, timeout_s=1)
-    assert time.monotonic() - start < 10
+    with pytest.raises(WorkerFailedError, match=r"(?s)rank \[1\] did not finish within 4 s.*in hang_on"):
+        run_ranks(2, hang_on, 1, timeout_s=4)
+    assert time.monotonic() - start < 20
     assert len(run_ranks(2, rank_and_sum, 0)) == 2
 
 
