@@ -104,6 +104,24 @@ def test_a_module_runs_from_the_working_folder_and_own_threads_are_kept(tmp_path
     assert (rank["path"], rank["OMP_NUM_THREADS"], rank["ARACHNE_PLAN"]) == (str(tmp_path), "2", None)
 
 
+def test_a_rank_ends_as_python_does_with_its_threads_pools_and_exit_handlers(tmp_path, capfd):
+    script = tmp_path / "ends.py"
+    script.write_text(
+        "import atexit, threading, time\n"
+        "from concurrent.futures import ThreadPoolExecutor\n"
+        "def late(word):\n"
+        "    time.sleep(0.2)\n"
+        "    print(word)\n"
+        "atexit.register(print, 'handler', end='')\n"
+        "threading.Thread(target=late, args=('thread',)).start()\n"
+        "ThreadPoolExecutor().submit(late, 'pool')\n"
+    )
+    run_ranks(["here:0"], [str(script)])
+    words = capfd.readouterr().out.split()
+    assert sorted(words[:2]) == ["pool", "thread"]
+    assert words[2] == "handler"
+
+
 def test_output_is_passed_on_by_whole_lines_with_the_rank(tmp_path, capfd):
     text = "import os, sys\nprint('to out', os.environ['RANK'])\nprint('to err', end='', file=sys.stderr)"
     run_ranks(["a:0", "a:1"], [script(tmp_path, text)], log_dir=tmp_path / "logs")
