@@ -65,7 +65,7 @@ def test_equal_to_the_oracle(seed):
     assert seconds_of(request, time_budget_s=60.0) == pytest.approx(expected, rel=1e-9)
 
 
-@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("seed", [*range(8), 12, 39, 134])  # the last ones share unequally
 def test_branch_and_bound_alone_is_equal_to_the_oracle(seed):
     """Without the plans that the rest of the search would give it to start from."""
     request = random_request(seed, SMALL)
