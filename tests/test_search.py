@@ -114,6 +114,15 @@ def test_no_plan_of_a_column_is_faster_than_its_bound(seed, rng):
     assert columns.pools.counts == pools.counts
 
 
+def test_a_stage_is_filled_in_every_way():
+    request = catalog_request(8, 1, 1)
+    exact = Exact(request, find_pools(request.cluster), lambda plan: inf)
+    found = {(c.pools, c.shares) for c in exact._fillings((1, 1), 4, 2, 4, 1, True)}
+    assert found == {(pools, (n, 4 - n)) for pools in ((0, 1), (1, 0)) for n in (1, 2, 3)}
+    alone = {(c.pools, c.shares) for c in exact._fillings((2, 1), 4, 2, 4, 1, False)}
+    assert alone == {((0, 0, 1), shares) for shares in ((1, 1, 2), (2, 1, 1))}
+
+
 def test_packings_of_devices_are_all_there_once():
     found = list(packings((2, 1)))
     assert len(found) == len(set(found)) == 10
