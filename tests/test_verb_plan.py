@@ -29,7 +29,7 @@ OPTIONS = {
         "--time-budget",
         "--json",
     },
-    "compare": {"--cluster", "--model", "--profile", "--json"},
+    "compare": {"--cluster", "--model", "--profile", "--run", "--json"},
 }
 CLUSTER = """
 format = "arachne.cluster/1"
