@@ -42,13 +42,16 @@ from arachne_runtime.units import Bytes, Seconds
 
 from ..cost.layout import Seat, actors_of, crossings, crowd_of
 from ..cost.memory import in_flight, stage_memory
-from ..cost.simulate import play
+from ..cost.simulate import Stages, play
 from ..cost.sync import commit_seconds
 from ..cost.tables import Tables
 from .pools import Pool, Vector, vectors_within
 
 Line = tuple[tuple[int, int], ...]
 """A stage's replicas in order: (pool, share)."""
+
+Spans = tuple[tuple[int, int, bool, Line], ...]
+"""Stages: (first block, end, recompute, replicas)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,8 +71,9 @@ class Shape:
 
     micro_batch: int
     micro_batches: int
-    stages: tuple[tuple[int, int, bool, Line], ...]
-    """(first block, end, recompute, replicas)."""
+    stages: Spans
+    ready_s: tuple[Seconds, ...]
+    """When each stage is done if the pipeline has every link to itself."""
     bound_s: Seconds
 
     def pipeline(self, pools: tuple[Pool, ...], used: list[int]) -> Pipeline:
@@ -100,6 +104,7 @@ class Space:
         self._lines: dict[tuple[Vector, int], list[Line]] = {}
         self._fits: dict[tuple[Line, int, int, int], Fit | None] = {}
         self._hops: dict[tuple[Line, Line, int], Seconds] = {}
+        self._actors: dict[Spans, tuple[Stages, Seconds]] = {}
         self._speeds: dict[tuple[Vector, int], float] = {}
         self._splits: dict[Vector, list[tuple[Vector, Vector]]] = {}
 
@@ -142,31 +147,34 @@ class Space:
             ]
         return found
 
-    def _shape(
-        self, search: "_Search", stages: tuple[tuple[int, int, bool, Line], ...], others: int, per_byte: float
-    ) -> Shape | None:
+    def _shape(self, search: "_Search", stages: Spans, others: int, per_byte: float) -> Shape | None:
         """The pipeline alone, played; None where that reaches the cutoff."""
         self.considered += 1
-        bare = Shape(search.micro_batch, search.micro_batches, stages, 0.0)
-        pipeline = bare.pipeline(self.pools, [0] * len(self.pools))
-        seats = tuple(
-            tuple(Seat(r, self.tables.fleet.node(node_of(r.devices[0]))) for r in stage.replicas)
-            for stage in pipeline.stages
-        )
-        crossed = crossings(pipeline, seats, self.tables)
-        actors = actors_of(pipeline, seats, crossed, crowd_of([crossed]), self.tables)
-        played = play(self.kind, search.micro_batches, actors)
+        actors, commit = self._alone(search, stages)
+        ready = tuple(map(max, play(self.kind, search.micro_batches, actors).ready_s))
         done = max(
-            max(ready) + self._sync_floor(start, stop, len(line) + others, per_byte)
-            for ready, (start, stop, _, line) in zip(played.ready_s, stages, strict=True)
+            at + self._sync_floor(start, stop, len(line) + others, per_byte)
+            for at, (start, stop, _, line) in zip(ready, stages, strict=True)
         )
-        bound = done + commit_seconds((seats,), self.tables) + search.update_floor(stages)
-        bound += self.tables.profile.step_s
-        return (
-            Shape(search.micro_batch, search.micro_batches, stages, bound)
-            if bound < search.cutoff_s
-            else None
-        )
+        bound = done + commit + search.update_floor(stages) + self.tables.profile.step_s
+        if bound >= search.cutoff_s:
+            return None
+        return Shape(search.micro_batch, search.micro_batches, stages, ready, bound)
+
+    def _alone(self, search: "_Search", stages: Spans) -> tuple[Stages, Seconds]:
+        """What is played, and the world's all-reduce: the same for every number of micro-batches."""
+        found = self._actors.get(stages)
+        if found is None:
+            bare = Shape(search.micro_batch, search.micro_batches, stages, (), 0.0)
+            pipeline = bare.pipeline(self.pools, [0] * len(self.pools))
+            seats = tuple(
+                tuple(Seat(r, self.tables.fleet.node(node_of(r.devices[0]))) for r in stage.replicas)
+                for stage in pipeline.stages
+            )
+            crossed = crossings(pipeline, seats, self.tables)
+            actors = actors_of(pipeline, seats, crossed, crowd_of([crossed]), self.tables)
+            found = self._actors[stages] = actors, commit_seconds((seats,), self.tables)
+        return found
 
     def _sync_floor(self, start: int, stop: int, members: int, per_byte: float) -> Seconds:
         if members < 2:
@@ -303,20 +311,18 @@ class _Search:
         self.cutoff_s = cutoff_s
         self.held = [in_flight(space.kind, s, depth, micro_batches) for s in range(depth)]
 
-    def all(self) -> Iterator[tuple[tuple[int, int, bool, Line], ...]]:
+    def all(self) -> Iterator[Spans]:
         """Every list of stages whose bounds stay below the cutoff."""
         return self._grow(0, self.vector, (), 0.0)
 
-    def update_floor(self, stages: tuple[tuple[int, int, bool, Line], ...]) -> Seconds:
+    def update_floor(self, stages: Spans) -> Seconds:
         """Seconds of the slowest optimizer among the stages."""
         fits = (
             self.space.fit(line, start, stop, self.held[s]) for s, (start, stop, _, line) in enumerate(stages)
         )
         return max(fit.update_s for fit in fits if fit)
 
-    def _grow(
-        self, start: int, left: Vector, done: tuple[tuple[int, int, bool, Line], ...], before_s: Seconds
-    ) -> Iterator[tuple[tuple[int, int, bool, Line], ...]]:
+    def _grow(self, start: int, left: Vector, done: Spans, before_s: Seconds) -> Iterator[Spans]:
         s = len(done)
         behind = self.depth - s - 1
         for vector, rest in self.space.splits(left) if behind else ((left, ()),):
