@@ -16,6 +16,8 @@ from arachne_runtime.plan.plan import Plan, ScheduleKind
 from arachne_runtime.units import Seconds
 
 from ..cost import Estimate, price
+from ..cost.layout import seats_of
+from ..cost.sync import commit_seconds, reductions_of
 from ..request import Request
 from .pipelines import Shape, Space
 from .pools import Vector, find_pools, packings, symmetries
@@ -80,6 +82,16 @@ def _refuse_large(request: Request) -> None:
         raise UsageError(f"{', '.join(wide)} was measured with TP > 1, which is not tried here; leave it out")
 
 
+@dataclass(frozen=True, slots=True)
+class _Tail:
+    """What follows the last backwards of some pipelines, whatever their shares and counts."""
+
+    reductions: list[tuple[tuple[tuple[int, int], ...], Seconds]]
+    """In order: the (pipeline, stage) pairs that take part, and seconds."""
+    after_s: Seconds
+    """Commit, slowest optimizer and fixed seconds."""
+
+
 class _Run:
     """One schedule of one request."""
 
@@ -91,6 +103,7 @@ class _Run:
         self.best: tuple[Plan, Estimate] | None = None
         self.cutoff_s: Seconds = 0.0
         self.priced = 0
+        self._tails: dict[object, _Tail] = {}
         self._shapes: dict[tuple[Vector, int, int, float], list[Shape]] = {}
 
     def solve(self, below_s: Seconds | None) -> Best | None:
@@ -178,18 +191,57 @@ class _Run:
         return {node.name for p, n in enumerate(vector) if n for node in self.pools[p].nodes}
 
     def _try(self, shapes: tuple[Shape, ...]) -> None:
-        """Price a whole plan, and keep it where it is the best so far."""
-        used = [0] * len(self.pools)
-        plan = Plan(
-            model=self.request.model.name,
-            global_batch=self.request.global_batch,
-            sequence=self.request.model.sequence,
-            schedule=self.space.kind,
-            pipelines=tuple(shape.pipeline(self.pools, used) for shape in shapes),
-        )
+        """Price a whole plan, and keep it where it is the best so far.
+
+        First with every link to itself: reductions depend on cuts and devices only, and in the plan no stage is
+        done earlier than alone, so this is a lower bound.
+        """
+        if self._end(shapes) >= self.cutoff_s:
+            return
+        plan = self._plan(shapes)
         self.priced += 1
         found = price(plan, self.request)
         assert isinstance(found, Estimate), found
         if found.iteration_s < self.cutoff_s:
             self.best = plan, found
             self.cutoff_s = found.iteration_s
+
+    def _end(self, shapes: tuple[Shape, ...]) -> Seconds:
+        """When these pipelines are through if each stage is done as early as alone."""
+        key = tuple(
+            tuple((start, stop, tuple(sorted(p for p, _ in line))) for start, stop, _, line in shape.stages)
+            for shape in shapes
+        )
+        tail = self._tails.get(key)
+        if tail is None:
+            tail = self._tails[key] = self._tail(self._plan(shapes))
+        free = {(p, s): at for p, shape in enumerate(shapes) for s, at in enumerate(shape.ready_s)}
+        for members, seconds in tail.reductions:
+            end = max(free[m] for m in members) + seconds
+            free.update(dict.fromkeys(members, end))
+        return max(free.values()) + tail.after_s
+
+    def _tail(self, plan: Plan) -> _Tail:
+        tables = self.request.tables
+        seats = seats_of(plan, tables)
+        reductions = [
+            (tuple(dict.fromkeys((p, s) for p, s, _ in r.members)), r.seconds)
+            for r in reductions_of(plan, seats, tables)
+        ]
+        updates = [
+            tables.update_seconds(*stage.layers, seat.node.device.name, 1)
+            for pipeline, rows in zip(plan.pipelines, seats, strict=True)
+            for stage, row in zip(pipeline.stages, rows, strict=True)
+            for seat in row
+        ]
+        return _Tail(reductions, commit_seconds(seats, tables) + max(updates) + tables.profile.step_s)
+
+    def _plan(self, shapes: tuple[Shape, ...]) -> Plan:
+        used = [0] * len(self.pools)
+        return Plan(
+            model=self.request.model.name,
+            global_batch=self.request.global_batch,
+            sequence=self.request.model.sequence,
+            schedule=self.space.kind,
+            pipelines=tuple(shape.pipeline(self.pools, used) for shape in shapes),
+        )
