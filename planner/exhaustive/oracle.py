@@ -193,8 +193,8 @@ class _Run:
     def _try(self, shapes: tuple[Shape, ...]) -> None:
         """Price a whole plan, and keep it where it is the best so far.
 
-        First with every link to itself: reductions depend on cuts and devices only, and in the plan no stage is
-        done earlier than alone, so this is a lower bound.
+        First with every link to itself: reductions depend on cuts and devices only, and no stage is done
+        earlier in the plan than alone, so this is a lower bound.
         """
         if self._end(shapes) >= self.cutoff_s:
             return
