@@ -1,6 +1,7 @@
 """How far a profile agrees with itself: the demonstration's lab is profiled twice and compared.
 
-What is compared is the time of one block of each kind, forward and backward, on each device type at each share. A machine that is busy with other work answers for itself: run it on an idle one.
+What is compared is the time of one block of each kind, forward and backward, on each device type at each
+share. A machine that is busy with other work answers for itself: run it on an idle one.
 """
 
 from collections.abc import Iterator
