@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.stamp
 
-.PHONY: setup demo test check bench docs clean
+.PHONY: setup demo test check bench clean
 
 setup: $(STAMP)
 
@@ -24,6 +24,11 @@ check: setup
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+# every figure of the docs, some 20 minutes; on an idle machine
+bench: setup
+	for name in exactness overhead oracle profile demo; do \
+	    $(BIN)/python -m bench.$$name --out bench/results || exit 1; done
 
 clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist out
