@@ -1,6 +1,6 @@
 """The planner against the proven optimum of random small problems: same price, or what it loses.
 
-``python -m bench.oracle``; a failing seed can be asked again with ``planner.problems.random_request``.
+``python -m bench.oracle``; ask for a failing seed again with ``random_request`` of ``planner.exhaustive``.
 """
 
 import time
@@ -13,8 +13,7 @@ import msgspec
 from arachne_runtime.errors import NoFeasiblePlanError
 from arachne_runtime.plan.plan import Plan
 from bench.report import Options, Result, at_least, at_most, run_bench
-from planner.exhaustive import Best, solve
-from planner.problems import Limits, random_request
+from planner.exhaustive import Best, Limits, random_request, solve
 from planner.request import Request
 from planner.search import find_plan
 

@@ -7,15 +7,15 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from .judge import Progress as Progress
     from .request import Request as Request
     from .search import Found as Found
+    from .search import Progress as Progress
     from .search import find_plan as find_plan
     from .search import signed as signed
 
 _HOMES = {
     "Found": "search",
-    "Progress": "judge",
+    "Progress": "search",
     "Request": "request",
     "find_plan": "search",
     "signed": "search",

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from planner.cut import best_cut, min_max_cut, min_sum_cut, trade_off_cuts
-from planner.pack import pack_samples
+from planner.search.cut import best_cut, min_max_cut, min_sum_cut, trade_off_cuts
+from planner.search.pack import pack_samples
 
 
 @st.composite

@@ -11,9 +11,8 @@ from arachne_runtime.errors import UsageError
 from arachne_runtime.plan.cluster import NodeEntry
 from arachne_runtime.plan.plan import Pipeline, Plan, Replica, ScheduleKind, Stage
 from planner.cost import Estimate, price
-from planner.exhaustive import best_plan, solve
+from planner.exhaustive import Limits, best_plan, random_request, solve
 from planner.exhaustive.pools import find_pools, packings, symmetries
-from planner.problems import Limits, random_request
 from planner.request import Request
 
 TINY = Limits(devices=3, blocks=3, global_batch=4, micro_batch=3)

@@ -8,11 +8,11 @@ from hypothesis import strategies as st
 from arachne_runtime.plan.plan import ScheduleKind
 from arachne_runtime.plan.rules import check_plan
 from planner.cost import Estimate, price
+from planner.exhaustive import Limits, random_request
 from planner.peers import PEERS, Even, Strategy, Uniform
 from planner.peers import even as even_module
 from planner.peers import uniform as uniform_module
 from planner.peers.uniform import even_layers
-from planner.problems import Limits, random_request
 from planner.request import Request
 
 LIMITS = Limits(devices=8, blocks=9, global_batch=24, micro_batch=8)

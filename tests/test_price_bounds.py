@@ -13,7 +13,7 @@ from arachne_runtime.plan.plan import ScheduleKind
 from arachne_runtime.plan.schedule import Work, stage_actions
 from planner.cost import Estimate, bracket, lower_bound, pipeline_floors, price
 from planner.cost.simulate import Actor, Stages, play
-from planner.problems import Limits, random_request
+from planner.exhaustive import Limits, random_request
 from planner.request import Request
 from tests.test_exhaustive import every_plan
 

@@ -16,18 +16,16 @@ from arachne_runtime.plan.files import encode
 from arachne_runtime.plan.plan import ScheduleKind
 from arachne_runtime.plan.rules import check_plan
 from planner import catalog
-from planner.columns import Columns
 from planner.cost import Estimate, Infeasible, price
-from planner.diagnose import Needs
-from planner.exact import Exact
-from planner.exhaustive import solve
-from planner.judge import Judge
+from planner.exhaustive import Limits, random_request, solve
 from planner.peers import PEERS
-from planner.pools import find_pools
-from planner.problems import Limits, random_request
 from planner.request import Request
 from planner.search import find_plan, is_small
-from planner.template import packings
+from planner.search.counts import packings
+from planner.search.diagnose import Needs
+from planner.search.exact import Exact, find_pools
+from planner.search.exact.columns import Columns
+from planner.search.judge import Judge
 
 SMALL = Limits(devices=4, blocks=4, global_batch=8, micro_batch=4)
 MIDDLE = Limits(devices=12, blocks=12, global_batch=48, micro_batch=8)
@@ -190,7 +188,7 @@ _PLAN_OF = """
 import sys
 from tests.test_search import MIDDLE
 from arachne_runtime.plan.files import encode
-from planner.problems import random_request
+from planner.exhaustive import random_request
 from planner.search import find_plan
 sys.stdout.buffer.write(encode(find_plan(random_request(11, MIDDLE), seed=5, evaluations=60).plan))
 """

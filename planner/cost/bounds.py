@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 from arachne_runtime.plan.plan import Plan, ScheduleKind
 from arachne_runtime.units import Seconds
 
-from .layout import actors_of, crossings, crowd_of, seats_of
+from .actors import actors_of, crossings, crowd_of, seats_of
 from .memory import in_flight
 from .simulate import Actor, Stages
 from .sync import Reduction, commit_seconds, reductions_of

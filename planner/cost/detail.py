@@ -8,8 +8,8 @@ from arachne_runtime.plan.records import RecordKind
 from arachne_runtime.plan.schedule import Work, stage_actions
 from arachne_runtime.units import Seconds
 
+from .actors import Seat, Seats
 from .estimate import Breakdown, Detail, Span
-from .layout import Seat, Seats
 from .simulate import Actor, Played, Stages, play
 from .sync import Address, Reduction
 from .tables import Tables

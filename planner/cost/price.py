@@ -8,9 +8,9 @@ from arachne_runtime.errors import NoFeasiblePlanError
 from arachne_runtime.plan.plan import Plan, Predicted, Stage
 from arachne_runtime.units import Bytes, Seconds
 
+from .actors import Seat, Seats, actors_of, check_supported, crossings, crowd_of, seats_of
 from .detail import Run, explain
 from .estimate import Estimate, Infeasible, Price
-from .layout import Seat, Seats, actors_of, check_supported, crossings, crowd_of, seats_of
 from .memory import in_flight, stage_memory
 from .simulate import Played, Stages, play
 from .sync import commit_seconds, reduce, reductions_of

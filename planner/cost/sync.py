@@ -7,7 +7,7 @@ from arachne_runtime.plan.plan import Plan
 from arachne_runtime.plan.segments import segments
 from arachne_runtime.units import Seconds
 
-from .layout import Seat, Seats
+from .actors import Seat, Seats
 from .simulate import Played
 from .tables import Tables, ring_seconds
 

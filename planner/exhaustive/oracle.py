@@ -16,7 +16,7 @@ from arachne_runtime.plan.plan import Plan, ScheduleKind
 from arachne_runtime.units import Seconds
 
 from ..cost import Estimate, price
-from ..cost.layout import seats_of
+from ..cost.actors import seats_of
 from ..cost.sync import commit_seconds, reductions_of
 from ..request import Request
 from .pipelines import Shape, Space

@@ -40,7 +40,7 @@ from arachne_runtime.plan.plan import Pipeline, Replica, ScheduleKind, Stage
 from arachne_runtime.plan.rows import consecutive, overlaps
 from arachne_runtime.units import Bytes, Seconds
 
-from ..cost.layout import Seat, actors_of, crossings, crowd_of
+from ..cost.actors import Seat, actors_of, crossings, crowd_of
 from ..cost.memory import in_flight, stage_memory
 from ..cost.simulate import Stages, play
 from ..cost.sync import commit_seconds

@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 from arachne_runtime.plan.cluster import node_of
 from arachne_runtime.units import Bytes
 
-from .cost.memory import stage_memory
+from ..cost.memory import stage_memory
+from ..request import Request
 from .cut import Table
-from .request import Request
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -38,7 +38,7 @@ def width_of(mix: Mix) -> int:
     return sum(count for _, count in mix)
 
 
-class Runs:
+class StageTables:
     """Tables of one request, each made when first asked for.
 
     With ``floors`` every table is a lower bound over all shares, else it is the time of the even deal.

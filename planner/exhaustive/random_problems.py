@@ -12,7 +12,7 @@ from arachne_runtime.plan.plan import ScheduleKind
 from arachne_runtime.plan.profile import BlockTiming, Profile, UpdateTiming
 from arachne_runtime.units import GIB, Bytes
 
-from .request import Request
+from ..request import Request
 
 MB = 10**6
 TYPES = ("fast", "slow")

@@ -11,18 +11,16 @@ from arachne_runtime.plan.files import digest
 from arachne_runtime.plan.plan import MadeBy, Plan, Predicted
 from arachne_runtime.units import Seconds
 
-from .columns import num_shapes
+from ..cost import Estimate, price
+from ..peers import PEERS
+from ..request import Request
 from .complete import Completer
-from .cost import Estimate, price
 from .diagnose import Needs, what_binds
-from .exact import Exact
+from .exact import Exact, find_pools, num_shapes
 from .judge import Judge, Priced, Progress, SearchOverError
-from .peers import PEERS
 from .place import placements
-from .pools import find_pools
 from .propose import Proposal, Proposer
 from .refine import Refiner
-from .request import Request
 from .template import Template
 
 MOST_EXACT_DEVICES = 10
@@ -157,7 +155,7 @@ def _climb_on(request: Request, judge: Judge, seed: int) -> None:
 
 def _proposed(request: Request, completer: Completer, small: bool) -> Iterator[Plan]:
     """Proposals as plans: the exact cut of many, the best of them on devices, then leftovers filled."""
-    proposer = Proposer(request, completer.runs)
+    proposer = Proposer(request, completer.stage_tables)
     most = MOST_PROPOSALS // 8 if small else MOST_PROPOSALS
     ranked = _ranked(proposer.best(proposer.pools, most), completer, proposer)
     templates = list(dict.fromkeys(p.template for p in ranked))

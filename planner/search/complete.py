@@ -11,12 +11,12 @@ from arachne_runtime.plan.plan import Pipeline, Plan, Replica, ScheduleKind, Sta
 from arachne_runtime.plan.shares import largest_remainder, water_fill_table
 from arachne_runtime.units import Seconds
 
-from .cost.memory import in_flight
+from ..cost.memory import in_flight
+from ..request import Request
 from .cut import Cut, trade_off_cuts
 from .pack import pack_samples
 from .place import Layout, PipelineSeats
-from .request import Request
-from .runs import Hardware, Mix, Runs
+from .stage_tables import Hardware, Mix, StageTables
 
 Line = tuple[tuple[Hardware, ...], ...]
 """The hardware of every replica of every stage of a pipeline: all that its cut and shares depend on."""
@@ -70,7 +70,7 @@ class Completer:
     def __init__(self, request: Request, kind: ScheduleKind) -> None:
         self.request = request
         self.kind = kind
-        self.runs = Runs(request, floors=False)
+        self.stage_tables = StageTables(request, floors=False)
         self._cuts: dict[tuple[Line, int, int], tuple[Cut, ...]] = {}
         self._fillings: dict[tuple[Line, int, tuple[int, ...], int], Filling | None] = {}
         self._offerings: dict[tuple[Line, tuple[int, ...], int], Offerings] = {}
@@ -82,12 +82,16 @@ class Completer:
 
     def line(self, seats: PipelineSeats) -> Line:
         """The hardware of a pipeline."""
-        return tuple(tuple(self.runs.hardware(seat[0], len(seat)) for seat in stage) for stage in seats)
+        return tuple(
+            tuple(self.stage_tables.hardware(seat[0], len(seat)) for seat in stage) for stage in seats
+        )
 
     def micro_batches(self, line: Line) -> list[int]:
         """Sizes worth a try: powers of two, multiples of widths, sums of shares that suit unlike replicas."""
         widest = max(map(len, line))
-        most = min(self.most_micro_batch, *(sum(self.runs.most_samples(h) for h in stage) for stage in line))
+        most = min(
+            self.most_micro_batch, *(sum(self.stage_tables.most_samples(h) for h in stage) for stage in line)
+        )
         sizes = {n << k for n in (1, *map(len, line)) for k in range(12)}
         for stage in {tuple(sorted(stage)) for stage in line if len(set(stage)) > 1}:
             sizes |= {
@@ -96,12 +100,12 @@ class Completer:
         return sorted(n for n in sizes if widest <= n <= most)
 
     def _relative_speeds(self, stage: Sequence[Hardware]) -> list[float]:
-        paces = [self.pace(h, self.runs.least_samples(h)) for h in stage]
+        paces = [self.pace(h, self.stage_tables.least_samples(h)) for h in stage]
         return [max(paces) / pace for pace in paces]
 
     def pace(self, hardware: Hardware, samples: int) -> Seconds:
         """Seconds of the whole model on one replica, forward and backward."""
-        forward, backward = self.runs.seconds(hardware, samples)
+        forward, backward = self.stage_tables.seconds(hardware, samples)
         return float(forward[0, -1] + backward[0, -1])
 
     def cuts(self, line: Line, micro_batch: int, micro_batches: int) -> tuple[Cut, ...]:
@@ -113,7 +117,9 @@ class Completer:
         found = self._cuts.get(key)
         if found is None:
             mixes = [_mix(stage) for stage in line]
-            tables = [self.runs.stage(mix, micro_batch, n) for mix, n in zip(mixes, held, strict=True)]
+            tables = [
+                self.stage_tables.stage(mix, micro_batch, n) for mix, n in zip(mixes, held, strict=True)
+            ]
             found = self._cuts[key] = tuple(trade_off_cuts(tables))[::-1][:MOST_TRADE_OFFS]
         return found
 
@@ -150,9 +156,9 @@ class Completer:
         """The shares of least slowest time, if any fit."""
 
         def seconds(replica: int, samples: int) -> Seconds:
-            return float(self.runs.times(stage[replica], samples, held, again)[start, stop])
+            return float(self.stage_tables.times(stage[replica], samples, held, again)[start, stop])
 
-        least = [self.runs.least_samples(h) for h in stage]
+        least = [self.stage_tables.least_samples(h) for h in stage]
         caps = [self._cap(h, micro_batch, start, stop, held, again) for h in stage]
         if any(a > b for a, b in zip(least, caps, strict=True)) or not sum(least) <= micro_batch <= sum(caps):
             return
@@ -164,10 +170,10 @@ class Completer:
 
     def _cap(self, hardware: Hardware, most: int, start: int, stop: int, held: int, again: bool) -> int:
         """Largest share that fits: memory grows with the share."""
-        low, high = 0, min(most, self.runs.most_samples(hardware))
+        low, high = 0, min(most, self.stage_tables.most_samples(hardware))
         while low < high:
             middle = (low + high + 1) // 2
-            if self.runs.held(hardware, middle, again)[start, stop] >= held:
+            if self.stage_tables.held(hardware, middle, again)[start, stop] >= held:
                 low = middle
             else:
                 high = middle - 1

@@ -1,7 +1,8 @@
 """Every pipeline that some devices can form, each with a proven lower bound of when its stages are done.
 
-A column fixes stages, cut, micro-batch and count, but not yet shares. Its bound takes for every stage the
-best shares (``Runs`` with floors), for every hop an idle link, for every other stage the fastest replica.
+A column, in the word of column generation, fixes a pipeline's stages, cut, micro-batch and count, but not
+yet its shares. Its bound takes for every stage the best shares (``StageTables`` with floors), for every hop
+an idle link, for every other stage the fastest replica.
 """
 
 from collections import defaultdict
@@ -18,13 +19,13 @@ from arachne_runtime.plan.cluster import node_of
 from arachne_runtime.plan.plan import ScheduleKind
 from arachne_runtime.units import Seconds
 
-from .cost.links import Link
-from .cost.memory import in_flight
-from .cut import Table
+from ...cost.links import Link
+from ...cost.memory import in_flight
+from ...request import Request
+from ..counts import Counts, compositions
+from ..cut import Table
+from ..stage_tables import Hardware, Mix, StageTables
 from .pools import Pools
-from .request import Request
-from .runs import Hardware, Mix, Runs
-from .template import Counts, compositions
 
 Array = NDArray[np.float64]
 
@@ -65,8 +66,8 @@ class Columns:
         self.request = request
         self.check = check
         self.pools = pools
-        self.runs = Runs(request, floors=True)
-        self.hardware = [self.runs.hardware(pool.devices[0]) for pool in pools.pools]
+        self.stage_tables = StageTables(request, floors=True)
+        self.hardware = [self.stage_tables.hardware(pool.devices[0]) for pool in pools.pools]
         self._hops: dict[tuple[Counts, Counts, int], Array] = {}
         self._mixes: dict[Counts, Mix] = {}
         self._rings: dict[tuple[Counts, int], tuple[Seconds, float]] = {}
@@ -79,7 +80,7 @@ class Columns:
         ``alone``: those that take the whole global batch, else those that stand beside at least one other.
         """
         by_depth: dict[int, list[tuple[Counts, ...]]] = defaultdict(list)
-        for stages in compositions(vector, self.runs.num_blocks):
+        for stages in compositions(vector, self.stage_tables.num_blocks):
             by_depth[len(stages)].append(stages)
         found: list[Column] = []
         for depth, shapes in sorted(by_depth.items()):
@@ -119,13 +120,13 @@ class Columns:
         if key not in self._fastest:
             width = sum(count for _, count in mix)
             pairs = [
-                self.runs.seconds(hardware, n)
+                self.stage_tables.seconds(hardware, n)
                 for hardware, _ in mix
                 for n in (range(1, micro_batch - width + 2) if width > 1 else [micro_batch])
-                if self.runs.least_samples(hardware) <= n <= self.runs.most_samples(hardware)
+                if self.stage_tables.least_samples(hardware) <= n <= self.stage_tables.most_samples(hardware)
             ]
             none = np.zeros(
-                (self.runs.num_blocks + 1,) * 2
+                (self.stage_tables.num_blocks + 1,) * 2
             )  # no share was measured: the stage is infinite anyway
             self._fastest[key] = (
                 np.minimum.reduce([f for f, _ in pairs] or [none]),
@@ -141,9 +142,9 @@ class Columns:
             alone = sum(before) == 1 and sum(after) == 1
             messages = max(sum(before), sum(after)) if min(sum(before), sum(after)) == 1 else 1
             rows = micro_batch if messages > 1 or alone else 1
-            row = np.zeros(self.runs.num_blocks + 1)
+            row = np.zeros(self.stage_tables.num_blocks + 1)
             latency, per_byte = min(k.latency_s for k in links), min(k.seconds_per_byte for k in links)
-            for block in range(1, self.runs.num_blocks):
+            for block in range(1, self.stage_tables.num_blocks):
                 size = rows * self.request.tables.output_bytes[block - 1]
                 whole = links[0].seconds(size) if alone and len(links) == 1 else 0.0
                 row[block] = max(whole, messages * latency + size * per_byte)
@@ -191,9 +192,9 @@ class Columns:
     def updates(self, mix: Mix) -> Table:
         """Seconds of the slowest optimizer of a stage, by its run of blocks."""
         if mix not in self._updates:
-            slowest = np.zeros((self.runs.num_blocks + 1,) * 2)
+            slowest = np.zeros((self.stage_tables.num_blocks + 1,) * 2)
             for hardware, _ in mix:
-                ends = range(self.runs.num_blocks + 1)
+                ends = range(self.stage_tables.num_blocks + 1)
                 prefix = [
                     self.request.tables.update_seconds(0, j, hardware.device, hardware.tp) for j in ends
                 ]
@@ -239,7 +240,7 @@ class _Batch:
             shapes,
             micro_batch,
         )
-        num_blocks = columns.runs.num_blocks
+        num_blocks = columns.stage_tables.num_blocks
         self.cuts = np.array([(0, *c, num_blocks) for c in combinations(range(1, num_blocks), depth - 1)])
         self.mixes = sorted({columns.mix(s) for shape in shapes for s in shape})
         at = {mix: i for i, mix in enumerate(self.mixes)}
@@ -272,7 +273,7 @@ class _Batch:
         first = self.fill[:, :, -1] + self.forward[:, :, -1]
         for s in range(self.depth - 1, -1, -1):
             held = in_flight(self.kind, s, self.depth, count)
-            times = np.stack([self.of.runs.stage(mix, self.micro_batch, held) for mix in self.mixes])
+            times = np.stack([self.of.stage_tables.stage(mix, self.micro_batch, held) for mix in self.mixes])
             pace = times[self.mix_CS[:, s, None], self.cuts[None, :, s], self.cuts[None, :, s + 1]]
             if s < self.depth - 1:
                 first = first + self.backward[:, :, s + 1] + self.hop[:, :, s]

@@ -8,8 +8,8 @@ from arachne_runtime.errors import NotMeasuredError
 from arachne_runtime.plan.plan import Plan
 from arachne_runtime.units import Seconds
 
-from .cost import Estimate, Infeasible, price
-from .request import Request
+from ..cost import Estimate, Infeasible, price
+from ..request import Request
 
 MOST_KEPT = 16
 """Best plans that are kept for refinement and for the list of runners-up."""

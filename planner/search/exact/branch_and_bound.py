@@ -12,14 +12,14 @@ from math import inf
 from arachne_runtime.plan.plan import Pipeline, Plan, Replica, ScheduleKind, Stage
 from arachne_runtime.units import Seconds
 
+from ...cost.actors import seats_of
+from ...cost.memory import in_flight
+from ...cost.sync import commit_seconds, reductions_of
+from ...request import Request
+from ..counts import Counts, packings
+from ..pack import pack_samples
 from .columns import Column, Columns, Shape
-from .cost.layout import seats_of
-from .cost.memory import in_flight
-from .cost.sync import commit_seconds, reductions_of
-from .pack import pack_samples
 from .pools import Pools
-from .request import Request
-from .template import Counts, packings
 
 ROUNDING = 1e-9
 """A bound within this part of the best known time cannot beat it: both are sums of the same figures."""
@@ -218,7 +218,7 @@ class Exact:
 
         Recomputation lengthens a backward and shortens nothing, and the simulation is monotone.
         """
-        runs, hardware = self.columns.runs, self.columns.hardware
+        tables, hardware = self.columns.stage_tables, self.columns.hardware
         labels = tuple(p for p, n in enumerate(stage) for _ in range(n))
         arrangements = sorted(set(_distinct(labels))) if ordered else [labels]
         for pools in arrangements:
@@ -227,7 +227,7 @@ class Exact:
                     continue
                 for recompute in (False, True):
                     slowest = max(
-                        float(runs.floor(hardware[p], n, n, held, recompute)[start, stop])
+                        float(tables.floor(hardware[p], n, n, held, recompute)[start, stop])
                         for p, n in zip(pools, shares, strict=True)
                     )
                     if slowest < float("inf"):

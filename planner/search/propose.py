@@ -13,15 +13,15 @@ from numpy.typing import NDArray
 
 from arachne_runtime.units import Bytes, Seconds
 
-from .request import Request
-from .runs import Hardware, Runs
+from ..request import Request
+from .counts import vectors_below
+from .stage_tables import Hardware, StageTables
 from .template import (
     PipelineTemplate,
     StageTemplate,
     Template,
     leftover,
     mixed_stage,
-    vectors_below,
 )
 
 MOST_SIZES = 12
@@ -53,17 +53,19 @@ class Proposal:
 class Proposer:
     """Ranks templates over device types of one request."""
 
-    def __init__(self, request: Request, runs: Runs) -> None:
+    def __init__(self, request: Request, stage_tables: StageTables) -> None:
         self.request = request
-        self.runs = runs
+        self.stage_tables = stage_tables
         self.pools: dict[str, int] = {}
         self.hardware: dict[str, Hardware] = {}
         for device in request.cluster.devices:
             kind = request.cluster.device_type(device)
             self.pools[kind] = self.pools.get(kind, 0) + 1
-            here = runs.hardware(device)
+            here = stage_tables.hardware(device)
             self.hardware[kind] = min(here, self.hardware.get(kind, here), key=lambda h: h.room_bytes)
-        self.pools = {kind: n for kind, n in self.pools.items() if runs.most_samples(self.hardware[kind])}
+        self.pools = {
+            kind: n for kind, n in self.pools.items() if stage_tables.most_samples(self.hardware[kind])
+        }
         self.max_depth = len(request.model.blocks)
         self._whole: dict[tuple[str, int], Seconds] = {}
         sizes = request.model.bytes_per_parameter
@@ -108,8 +110,12 @@ class Proposer:
         key = kind, samples
         if key not in self._whole:
             hardware = self.hardware[kind]
-            if self.runs.least_samples(hardware) <= samples <= self.runs.most_samples(hardware):
-                forward, backward = self.runs.seconds(hardware, samples)
+            if (
+                self.stage_tables.least_samples(hardware)
+                <= samples
+                <= self.stage_tables.most_samples(hardware)
+            ):
+                forward, backward = self.stage_tables.seconds(hardware, samples)
                 self._whole[key] = float(forward[0, -1] + backward[0, -1])
             else:
                 self._whole[key] = float("inf")

@@ -10,9 +10,9 @@ from arachne_runtime.plan.cluster import node_of
 from arachne_runtime.plan.plan import ScheduleKind
 from arachne_runtime.units import Bytes, format_bytes
 
-from .cost import in_flight, stage_memory
+from ..cost import in_flight, stage_memory
+from ..request import Request
 from .cut import Table, min_max_cut
-from .request import Request
 
 MOST_ADDED = 64
 """Further devices that are tried before giving up on more of them."""

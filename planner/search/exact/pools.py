@@ -10,7 +10,7 @@ from itertools import permutations
 
 from arachne_runtime.plan.cluster import Cluster, Node
 
-from .template import Counts
+from ..counts import Counts
 
 
 @dataclass(frozen=True, slots=True)
