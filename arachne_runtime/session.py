@@ -155,7 +155,7 @@ class Session:
             num_items: Counts the items (tokens) of a batch; the loss is then divided by the global count.
             seed: First values of the parameters follow from it and from nothing else, whatever the plan.
             dtype: Dtype of parameters and floating-point buffers; default: the model's own.
-            stochastic: Allow dropout and the like, whose result depends on the plan.
+            stochastic: Allow dropout, losses and buffers that depend on how the plan splits a batch.
 
         Raises:
             ModelError: A model that cannot be cut, built or initialised block by block.

@@ -22,6 +22,8 @@ class LoadedRows:
 
     num_rows: int
     pieces: tuple[tuple[range, Any], ...]
+    samples: tuple[int, ...] = ()
+    """What ranks must agree on: number of samples, seed, and step of the order, first and last sample."""
 
     def rows(self, rows: range) -> Any:
         """A loaded range, or a part of one; UsageError for rows that this rank did not load."""
@@ -65,7 +67,9 @@ def load_steps(
     trees = iter(loader)
     for step in steps:
         num_rows = order.num_rows(step)
-        yield LoadedRows(num_rows, tuple((rows, next(trees)) for rows in merged(needed(num_rows))))
+        ends = (*order.samples(step, range(1)), *order.samples(step, range(num_rows - 1, num_rows)))
+        same = (order.num_samples, order.seed, step, *ends)
+        yield LoadedRows(num_rows, tuple((rows, next(trees)) for rows in merged(needed(num_rows))), same)
 
 
 def merged(ranges: Sequence[range]) -> tuple[range, ...]:

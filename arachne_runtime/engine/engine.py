@@ -13,6 +13,7 @@ import torch.distributed as dist
 from torch import nn
 
 from ..data.batch import StepBatch, as_step_batch, default_inputs
+from ..data.loader import LoadedRows
 from ..errors import UsageError
 from ..measure.recorder import Recorder, Records, Silence
 from ..mesh import Mesh
@@ -24,12 +25,14 @@ from ..plan.plan import Plan
 from ..plan.records import RecordKind
 from ..plan.rows import micro_batch_rows, replica_rows
 from ..plan.schedule import Action, stage_actions
+from .agreement import batch_number, settings_number
 from .courier import Courier
 from .gradients import Gradients
 from .player import Inputs, Loss, Play, Player
-from .refusals import refuse_model, refuse_optimizer, refuse_plan
+from .refusals import refuse_model, refuse_optimizer, refuse_plan, sees_whole_batch
 from .report import StepReport
-from .weight import ItemWeight, RowWeight, Weight
+from .watch import Watch, is_watched
+from .weight import ItemWeight, RowWeight, Weight, whole_number
 
 Optimizers = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
 KEPT_PROGRAMS = 8
@@ -71,7 +74,7 @@ class Engine:
         seed: First values of the parameters follow from it, whatever the plan.
         device: Where the stage lives; default: CUDA device by the plan's index if there is CUDA, else CPU.
         dtype: Dtype of the parameters; default: the model's.
-        stochastic: Allow dropout and the like, whose result depends on the plan.
+        stochastic: Allow dropout, losses and buffers that depend on how the plan splits a batch.
         recorder: Writes down how long each action took.
         blocking: End each communication before the next is issued, to find errors in their order.
 
@@ -118,6 +121,7 @@ class Engine:
         self.schedule = lr_schedule(self.optimizer) if lr_schedule and self.optimizer else None
         self.num_steps = 0
         """Steps done."""
+        self._settings = settings_number(plan, parts, seed, dtype, clip_norm, stochastic, num_items is None)
         self._play = Play(
             stage=self.stage,
             pieces=self._gradients.pieces(),
@@ -129,12 +133,13 @@ class Engine:
             loss=loss,
             inputs=inputs,
             context=parts.context_on(device, dtype),
+            watch=Watch.of(self.stage, device, exact=not stochastic, whole=sees_whole_batch(plan, mine)),
+            loss_is_sum=num_items is not None,
         )
         self._clip_norm = clip_norm
         self._num_items = num_items
         self._records: Records = recorder or Silence()
         self._blocking = blocking
-        self._watch_random = not stochastic
         self._program = lru_cache(KEPT_PROGRAMS)(self._make_program)
 
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
@@ -171,13 +176,12 @@ class Engine:
         program = self._program(batch.num_rows)
         loss, count = self._run(program, batch)
         with self._told("the commit word"):
-            loss, norm = self._commit(loss, batch.num_rows)
+            loss, norm = self._commit(loss, batch)
         with self._told("the optimizer step"):
             self._update(norm)
         self._records.end(samples=batch.num_rows)
         seconds = time.perf_counter() - start
         self.num_steps += 1
-        self._watch_random = False
         return StepReport(
             step=self.num_steps - 1, loss=loss, grad_norm=norm, num_rows=batch.num_rows, num_items=count,
             seconds=seconds,
@@ -201,7 +205,7 @@ class Engine:
             batch,
             program.rows,
             records=self._records,
-            watch_random=self._watch_random,
+            watched=is_watched(self.num_steps),
         )
         weight = self._weight(player, program, batch.num_rows)
         for action, following in zip(program.actions, (*program.actions[1:], None), strict=False):
@@ -224,20 +228,40 @@ class Engine:
                 self._records.add(RecordKind.REDUCE, reduction.name, (start, end), sent_bytes=sent)
                 start = end
 
-    def _commit(self, loss: float, num_rows: int) -> tuple[float, float]:
+    def _commit(self, loss: float, batch: StepBatch) -> tuple[float, float]:
         """The commit word: all ranks have their sums and agree on the step. Global loss and gradient norm."""
-        word = [loss, self._gradients.squared_norm(), self.num_steps, num_rows]
+        sums = (loss, self._gradients.squared_norm())
         if self._mesh.num_ranks > 1:
-            total = torch.tensor(word, dtype=torch.float64, device=self._mesh.device)
+            same = self._same_on_all_ranks(batch)
+            total = torch.tensor([*sums, *same], dtype=torch.float64, device=self._mesh.device)
             dist.all_reduce(total)
-            ranks = self._mesh.num_ranks
-            word = total.tolist()
-            if word[2:] != [self.num_steps * ranks, num_rows * ranks]:
-                raise UsageError(
-                    f"rank {self.place.rank} is in step {self.num_steps} with {num_rows} rows, the mean of "
-                    f"all is {word[2] / ranks:g} with {word[3] / ranks:g}; give all the same batches"
-                )
-        return word[0], math.sqrt(word[1]) if word[1] >= 0 else math.nan
+            sums = (total[0].item(), total[1].item())
+            self._refuse_disagreement(batch, same, total[2:].tolist())
+        return sums[0], math.sqrt(sums[1]) if sums[1] >= 0 else math.nan
+
+    def _same_on_all_ranks(self, batch: StepBatch) -> tuple[int, int, int, int]:
+        """Step, rows, and what settings and batch are; whole batches are read now and then."""
+        watched = is_watched(self.num_steps) or isinstance(batch, LoadedRows)
+        return (self.num_steps, batch.num_rows, self._settings, batch_number(batch) if watched else 0)
+
+    def _refuse_disagreement(self, batch: StepBatch, mine: tuple[int, ...], total: list[float]) -> None:
+        ranks = self._mesh.num_ranks
+        step, rows, settings, content = (t == m * ranks for t, m in zip(total, mine, strict=True))
+        if not (step and rows):
+            raise UsageError(
+                f"rank {self.place.rank} is in step {self.num_steps} with {batch.num_rows} rows, the mean of "
+                f"all is {total[0] / ranks:g} with {total[1] / ranks:g}; give all the same batches"
+            )
+        if not settings:
+            raise UsageError(
+                "the engines of the ranks differ in plan, model, seed, dtype, clip_norm, stochastic, or in "
+                "having num_items; make them with the same arguments on every rank"
+            )
+        if not content:
+            raise UsageError(
+                "the ranks have different samples in this step, so inputs and targets would not belong "
+                "together; seed the shuffling alike on every rank, or use session.batches(...)"
+            )
 
     def _update(self, norm: float) -> None:
         start = self._records.mark()
@@ -256,7 +280,7 @@ class Engine:
         count = 0
         if self._play.is_last:
             used = (m for m, rows in enumerate(program.rows) if rows)
-            count = sum(int(self._num_items(player.samples(m))) for m in used)
+            count = sum(whole_number(self._num_items(player.samples(m))) for m in used)
         return ItemWeight.start(count, self._mesh)
 
     def _make_program(self, num_rows: int) -> Program:

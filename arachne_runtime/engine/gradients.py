@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from ..errors import ModelError
+from ..errors import ModelError, UsageError
 from ..mesh import Mesh
 from ..model import StageModule
 from ..plan.order import Reduction
@@ -82,6 +82,8 @@ class Gradients:
     """Those that take a gradient."""
     counted: Sequence[nn.Parameter]
     """Those whose norm this rank contributes: each parameter of the model is counted on one rank."""
+    frozen: Sequence[nn.Parameter]
+    """Those that take none."""
     blocks: range
     """Of the stage."""
     _passed: int = field(default=0, init=False)
@@ -102,10 +104,16 @@ class Gradients:
                 counted += [p for _, p in named]
             if len(reduction.members) > 1:
                 buckets[reduction] = list(_pack(named, mesh.groups[reduction.members]))
-        return cls(buckets, parameters, counted, stage.block_range)
+        frozen = [p for p in stage.parameters() if not p.requires_grad]
+        return cls(buckets, parameters, counted, frozen, stage.block_range)
 
     def begin(self) -> None:
-        """Forget the gradients of the step before."""
+        """Forget the gradients of the step before; UsageError where a parameter takes one only now."""
+        if thawed := [tuple(p.shape) for p in self.frozen if p.requires_grad]:
+            raise UsageError(
+                f"a parameter of shape {thawed[0]} was frozen when the engine was made, so no rank sums its "
+                "gradient; make the engine with it trainable and freeze it afterwards, or make a new engine"
+            )
         self._passed = self.blocks.stop
         self._unsettled = list(self.parameters)
         for parameter in self.parameters:

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from ..data.batch import StepBatch
-from ..errors import ModelError, UnsupportedPlanError
+from ..errors import ModelError
 from ..measure.recorder import Records
 from ..model import StageModule
 from ..plan.records import RecordKind
@@ -17,6 +17,7 @@ from ..plan.schedule import Action, Work
 from .courier import Courier
 from .entry import Entry
 from .gradients import Gradients
+from .watch import Watch
 from .weight import Weight
 
 Loss = Callable[[Any, Any], Tensor]
@@ -39,6 +40,9 @@ class Play:
     loss: Loss
     inputs: Inputs
     context: Context | None
+    watch: Watch
+    loss_is_sum: bool
+    """Over items, which ``num_items`` counts; else a mean over rows."""
 
     @property
     def needs_samples(self) -> bool:
@@ -67,16 +71,16 @@ class Player:
         rows: tuple[range, ...],
         *,
         records: Records,
-        watch_random: bool,
+        watched: bool,
     ) -> None:
-        """Play on this replica's ``rows`` of each micro-batch; ``watch_random`` looks for random numbers."""
+        """Play on this replica's ``rows`` of each micro-batch, ``watched`` for what depends on the split."""
         self._play = play
         self._courier = courier
         self._gradients = gradients
         self._batch = batch
         self._rows = rows
         self._records = records
-        self._watch_random = watch_random
+        self._watched = watched and play.watch.exact
         self._last = max((m for m, mine in enumerate(rows) if mine), default=None)
         self._held: dict[int, list[_Piece]] = {}
         self._samples: dict[int, Any] = {}
@@ -127,15 +131,14 @@ class Player:
         samples = self.samples(micro_batch) if self._play.needs_samples else None
         context = self._play.context(samples) if self._play.context else {}
         needs_grad = (False,) * len(taken) if self._play.is_first else self._courier.needs_grad
-        before = self._random_state()
         outputs, pieces = taken, list[_Piece]()
-        for blocks in self._pieces(micro_batch):
-            entry = Entry.behind(outputs) if pieces else Entry(taken, needs_grad)
-            outputs = self._run(entry.tensors, context, blocks)
-            if self._play.is_last and blocks.stop == self._play.stage.block_range.stop:
-                outputs = (self._weighted_loss(outputs, samples, weight.of(len(self._rows[micro_batch]))),)
-            pieces.append(_Piece(blocks, entry, outputs))
-        self._refuse_random(before)
+        with self._play.watch.forward(context, random_too=self._watched):
+            for blocks in self._pieces(micro_batch):
+                entry = Entry.behind(outputs) if pieces else Entry(taken, needs_grad)
+                outputs = self._run(entry.tensors, context, blocks)
+                if self._play.is_last and blocks.stop == self._play.stage.block_range.stop:
+                    outputs = (self._weighted_loss(outputs, samples, weight, len(self._rows[micro_batch])),)
+                pieces.append(_Piece(blocks, entry, outputs))
         self._held[micro_batch] = pieces
         self._samples.pop(micro_batch, None)
         return outputs
@@ -152,19 +155,32 @@ class Player:
             return outputs
         keep_random = self._play.stochastic
         return checkpoint(  # type: ignore[no-any-return]
-            self._play.stage, inputs, context, blocks, use_reentrant=False, preserve_rng_state=keep_random
+            self._on_copies, inputs, context, blocks, use_reentrant=False, preserve_rng_state=keep_random
         )
 
-    def _weighted_loss(self, outputs: tuple[Tensor, ...], samples: Any, weight: float) -> Tensor:
+    def _on_copies(
+        self, inputs: tuple[Tensor, ...], context: Mapping[str, Tensor], blocks: range
+    ) -> tuple[Tensor, ...]:
+        """The stage run again must begin where it began, though a block may change its input in place."""
+        outputs: tuple[Tensor, ...] = self._play.stage(tuple(t.clone() for t in inputs), context, blocks)
+        return outputs
+
+    def _weighted_loss(
+        self, outputs: tuple[Tensor, ...], samples: Any, weight: Weight, num_rows: int
+    ) -> Tensor:
         loss = self._play.loss(outputs[0] if len(outputs) == 1 else outputs, samples)
         if not isinstance(loss, Tensor) or loss.numel() != 1:
             what = f"shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
             raise ModelError(
                 f"loss(output, batch) must return one number, the mean over its samples; got {what}"
             )
-        loss = loss * weight
-        self.loss += loss.detach().reshape(())
-        return loss
+        weighted = loss * weight.of(num_rows)
+        if self._watched and not self._play.watch.whole:
+            self._play.watch.refuse_loss(
+                self._play.loss, outputs, samples, loss.detach(), is_sum=self._play.loss_is_sum
+            )
+        self.loss += weighted.detach().reshape(())
+        return weighted
 
     def _backward(self, micro_batch: int, taken: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         pieces = self._held.pop(micro_batch)
@@ -178,20 +194,6 @@ class Player:
             if micro_batch == self._last:
                 self._courier.passed(piece.blocks.start)
         return self._gradients.settle(gradients or ())
-
-    def _random_state(self) -> Tensor | None:
-        if not self._watch_random:
-            return None
-        cuda = self._play.device.type == "cuda"
-        return torch.cuda.get_rng_state(self._play.device) if cuda else torch.get_rng_state()
-
-    def _refuse_random(self, before: Tensor | None) -> None:
-        after = self._random_state()
-        if before is not None and after is not None and not torch.equal(before, after):
-            raise UnsupportedPlanError(
-                "a forward drew random numbers, so its result would depend on the plan; remove dropout and "
-                "noise from the model and the loss, or waive this with stochastic=True"
-            )
 
 
 def _to(tree: Any, device: torch.device) -> Any:

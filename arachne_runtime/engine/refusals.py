@@ -77,7 +77,7 @@ def refuse_model(plan: Plan, parts: ModelParts, *, stochastic: bool) -> None:
             raise UnsupportedPlanError(
                 f"block {block}: {name or 'it'} is {type(module).__name__} in training, whose statistics "
                 f"would be of a part of the global batch of {plan.global_batch}; use LayerNorm or GroupNorm, "
-                "put it into eval mode, or give its stage one replica and one micro-batch"
+                "put it into eval mode, or give its stage one replica, one micro-batch and no recomputation"
             )
 
 
@@ -97,9 +97,14 @@ def _mixes_samples(module: nn.Module) -> bool:
     return not per_sample or bool(module.track_running_stats)
 
 
+def sees_whole_batch(plan: Plan, stage: Stage) -> bool:
+    """Whether a stage's blocks run once a step, on the whole global batch."""
+    (first, *others) = plan.pipelines
+    return not others and first.micro_batches == len(stage.replicas) == 1 and not stage.recompute
+
+
 def _whole_batch_at_once(plan: Plan, block: int) -> bool:
-    stages = [s for p in plan.pipelines for s in p.stages if block in s.blocks]
-    return len(stages) == len(stages[0].replicas) == plan.pipelines[0].micro_batches == 1
+    return all(sees_whole_batch(plan, s) for p in plan.pipelines for s in p.stages if block in s.blocks)
 
 
 def refuse_optimizer(optimizer: Optimizer) -> None:

@@ -1,7 +1,7 @@
 """What each loss is multiplied by, so that all micro-batches add up to the loss of the global batch."""
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
@@ -68,3 +68,14 @@ class ItemWeight:
             self.work.wait()
             self.work = None
         return int(self.total.item())
+
+
+def whole_number(items: Any) -> int:
+    """What ``num_items`` gave, a number or a tensor of one; UsageError for what would be rounded."""
+    count = int(items)
+    if count != items or count < 0:
+        raise UsageError(
+            f"num_items(batch) gave {items}; it counts items: a whole number, 0 or more (weights of items "
+            "belong into the loss)"
+        )
+    return count

@@ -98,6 +98,11 @@ def _refuse_what_has_values(model: nn.Module) -> None:
                 f"parameter {name} has memory already: the model existed before, or was given other "
                 "parameters behind nn.Module's back; pass a factory that constructs it, lambda: GPT(config)"
             )
+        if parameter._backward_hooks or parameter._post_accumulate_grad_hooks:
+            raise ModelError(
+                f"parameter {name} has a hook on its gradient, which would be lost when a rank allocates its "
+                "part; do the same in forward (a mask: multiply the parameter by it)"
+            )
     for name, buffer in model.named_buffers():
         if buffer.is_meta:
             raise ModelError(

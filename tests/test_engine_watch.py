@@ -1,0 +1,235 @@
+"""What would train otherwise than one process does, without a word, is found while the engine runs."""
+
+import random
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import nn
+
+from arachne_runtime.data import GlobalOrder, LoaderSettings, load_steps
+from arachne_runtime.engine import Engine
+from arachne_runtime.errors import ModelError, UnsupportedPlanError, UsageError, WorkerFailedError
+from arachne_runtime.model import ModelParts
+from arachne_runtime.plan.plan import Pipeline, Plan, Replica, Stage
+from arachne_runtime.testing import run_ranks
+
+
+def plan_of(*stages, micro_batches=4):
+    width = stages[0].replicas[0].share * len(stages[0].replicas)
+    pipeline = Pipeline(micro_batches=micro_batches, micro_batch=width, stages=stages)
+    return Plan(model="tiny", global_batch=micro_batches * width, sequence=1, pipelines=(pipeline,))
+
+
+def stage(layers, *devices, share=2, recompute=False):
+    replicas = tuple(Replica(devices=(device,), share=share) for device in devices)
+    return Stage(layers=layers, replicas=replicas, recompute=recompute)
+
+
+WHOLE = plan_of(stage((0, 2), "a:0", share=8), micro_batches=1)
+PARTS = plan_of(stage((0, 2), "a:0"))
+AGAIN = plan_of(stage((0, 2), "a:0", recompute=True))
+TWO = plan_of(stage((0, 1), "a:0"), stage((1, 2), "a:1"))
+
+
+def mse(output, batch):
+    return F.mse_loss(output, batch[1])
+
+
+def engine(plan, *blocks, **changes):
+    given = {"loss": mse, "dtype": torch.float64} | changes
+    return Engine(
+        plan,
+        ModelParts.of(lambda: nn.Sequential(*(block() for block in blocks))),
+        optimizer=lambda p: torch.optim.SGD(p, lr=0.1),
+        **given,
+    )
+
+
+def batch(seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    return tuple(torch.randn(8, 3, generator=generator, dtype=torch.float64) for _ in range(2))
+
+
+class Line(nn.Linear):
+    def __init__(self):
+        super().__init__(3, 3)
+
+
+def sum_of_squares(output, batch):
+    return (output - batch[1]).square().sum()
+
+
+def in_batch_negatives(output, batch):
+    return F.cross_entropy(output @ batch[1].T, torch.arange(len(output)))
+
+
+def mean_over_tokens(output, batch):
+    targets = torch.arange(len(output)) % 3
+    targets[1:] = torch.where(batch[1][1:, 0] > 0, -100, targets[1:])
+    tokens = torch.stack((torch.zeros_like(targets), targets), 1)
+    return F.cross_entropy(torch.stack((output, output), 1).flatten(0, 1), tokens.flatten())
+
+
+@pytest.mark.parametrize("loss", [sum_of_squares, in_batch_negatives, mean_over_tokens])
+def test_a_loss_that_is_no_mean_over_its_rows_is_refused_where_rows_are_apart(loss):
+    assert engine(WHOLE, Line, Line, loss=loss).step(batch()).is_finite
+    with pytest.raises(ModelError, match=r"is not the mean over its rows: .* num_items="):
+        engine(PARTS, Line, Line, loss=loss).step(batch())
+    assert engine(PARTS, Line, Line, loss=loss, stochastic=True).step(batch()).is_finite
+
+
+def test_a_mean_is_refused_where_items_are_counted():
+    assert engine(PARTS, Line, Line, loss=sum_of_squares, num_items=lambda b: len(b[0])).step(batch())
+    with pytest.raises(ModelError, match="is not the sum over its rows"):
+        engine(PARTS, Line, Line, num_items=lambda b: len(b[0])).step(batch())
+
+
+@pytest.mark.parametrize(("dtype", "rows"), [(torch.float32, 4096), (torch.bfloat16, 64)])
+def test_rounding_passes_for_no_fault(dtype, rows):
+    plan = plan_of(stage((0, 2), "a:0", share=rows), micro_batches=2)
+    inputs = tuple(torch.randn(2 * rows, 3, dtype=dtype) for _ in range(2))
+    assert engine(plan, Line, Line, dtype=dtype).step(inputs).is_finite
+
+
+def test_a_loss_that_takes_only_whole_micro_batches_is_left_alone():
+    loss = lambda output, batch: F.mse_loss(output.view(2, 3), batch[1])  # noqa: E731
+    assert engine(PARTS, Line, Line, loss=loss).step(batch()).is_finite
+
+
+@pytest.mark.parametrize("items", [2.5, torch.tensor(0.5), -1])
+def test_items_that_are_no_whole_number_are_refused(items):
+    with pytest.raises(UsageError, match=r"num_items\(batch\) gave .*: a whole number"):
+        engine(PARTS, Line, Line, loss=sum_of_squares, num_items=lambda batch: items).step(batch())
+
+
+class Average(nn.Module):
+    """Keeps a moving average of what it has seen."""
+
+    def __init__(self, persistent=True):
+        super().__init__()
+        self.register_buffer("seen", torch.zeros(3), persistent=persistent)
+
+    def forward(self, x):
+        self.seen = 0.9 * self.seen + 0.1 * x.detach().mean(0)
+        return x
+
+
+class InPlace(Average):
+    def forward(self, x):
+        self.seen += x.detach().mean(0)
+        return x
+
+
+@pytest.mark.parametrize("kind", [Average, InPlace])
+def test_a_buffer_that_a_forward_changes_is_refused_where_the_batch_is_split_or_run_again(kind):
+    assert engine(WHOLE, Line, kind).step(batch()).is_finite
+    once_again = plan_of(stage((0, 2), "a:0", share=8, recompute=True), micro_batches=1)
+    for plan in (PARTS, once_again):
+        with pytest.raises(UnsupportedPlanError, match=r"changes the buffer blocks\.1\.seen"):
+            engine(plan, Line, kind).step(batch())
+    assert engine(PARTS, Line, lambda: kind(persistent=False)).step(batch()).is_finite
+
+
+def test_batch_norm_that_would_be_recomputed_is_refused():
+    plan = plan_of(stage((0, 2), "a:0", share=8, recompute=True), micro_batches=1)
+    with pytest.raises(UnsupportedPlanError, match=r"BatchNorm1d in training.*no recomputation"):
+        engine(plan, Line, lambda: nn.BatchNorm1d(3))
+
+
+def steps(found):
+    for _ in range(4):
+        found.step(batch())
+
+
+class Noise(nn.Module):
+    """Draws, from its ``start``-th call on."""
+
+    def __init__(self, draw, start=0):
+        super().__init__()
+        self.draw, self.start, self.calls = draw, start, 0
+
+    def forward(self, x):
+        self.calls += 1
+        return x * self.draw() if self.calls > self.start else x
+
+
+@pytest.mark.parametrize(
+    "noise",
+    [
+        lambda: Noise(random.random),
+        lambda: Noise(lambda: __import__("numpy").random.rand()),
+        lambda: Noise(lambda: torch.rand(()), start=8),
+    ],
+)
+def test_random_numbers_of_python_and_numpy_and_of_later_steps_are_found(noise):
+    found = engine(PARTS, Line, noise)
+    with pytest.raises(UnsupportedPlanError, match="drew random numbers"):
+        steps(found)
+
+
+class Adds(nn.Module):
+    """Changes its input in place, otherwise each time."""
+
+    def forward(self, x):
+        return (x.add_(1)).square()
+
+
+def test_a_recomputed_stage_begins_where_it_began_though_a_block_changes_its_input():
+    inputs = batch()
+    reports = [
+        engine(plan, Adds, Line).step(tuple(t.clone() for t in inputs)) for plan in (WHOLE, PARTS, AGAIN)
+    ]
+    for report in reports[1:]:
+        assert abs(report.loss - reports[0].loss) < 1e-12
+        assert abs(report.grad_norm - reports[0].grad_norm) < 1e-12
+
+
+def test_a_parameter_that_is_thawed_after_the_engine_was_made_is_refused():
+    frozen = lambda: Line().requires_grad_(False)  # noqa: E731
+    found = engine(PARTS, frozen, Line)
+    found.step(batch())
+    found.stage.requires_grad_(True)
+    with pytest.raises(UsageError, match=r"shape \(3, 3\) was frozen when the engine was made"):
+        found.step(batch())
+
+
+class Masked(Line):
+    def __init__(self):
+        super().__init__()
+        self.weight.register_hook(lambda gradient: gradient * 0)
+
+
+def test_a_hook_on_a_gradient_is_refused_since_it_would_be_lost():
+    with pytest.raises(ModelError, match=r"parameter 0\.weight has a hook on its gradient"):
+        engine(WHOLE, Masked, Line)
+
+
+def differing(what):
+    rank = dist.get_rank()
+    found = engine(TWO, Line, Line, seed=rank if what == "seed" else 0)
+    given = batch(rank if what == "batch" else 0)
+    if what == "order":
+        numbers = torch.utils.data.TensorDataset(*given)
+        order = GlobalOrder(num_samples=8, global_batch=8, seed=rank)
+        (given,) = load_steps(numbers, order, range(1), found.needed_rows, LoaderSettings())
+    return found.step(given).loss
+
+
+@pytest.mark.parametrize(
+    ("what", "told"),
+    [
+        ("seed", "the engines of the ranks differ in plan, model, seed"),
+        ("batch", "the ranks have different samples"),
+        ("order", "the ranks have different samples"),
+    ],
+)
+def test_ranks_that_were_given_different_things_are_told(what, told):
+    with pytest.raises(WorkerFailedError, match=told):
+        run_ranks(2, differing, what)
+
+
+def test_ranks_that_were_given_the_same_train():
+    first, second = run_ranks(2, differing, "nothing")
+    assert first == second
