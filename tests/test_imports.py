@@ -1,10 +1,24 @@
-"""Plans and their reading load no torch; each probe is seen to fail where it should."""
+"""Imports go one way and load no torch before it is needed; each probe is seen to fail where it should."""
 
+import os
 import re
+import shutil
 import subprocess
 import sys
+import tomllib
+from pathlib import Path
 
 import pytest
+
+ROOT = Path(__file__).parents[1]
+OFFENCES = (
+    ("arachne_runtime/session.py", "import launch.torchrun"),
+    ("arachne_runtime/engine/engine.py", "import planner.request"),
+    ("planner/request.py", "import arachne_runtime.engine"),
+    ("planner/cost/price.py", "import torch"),
+    ("planner/exhaustive/pools.py", "from ..search import pack"),
+)
+"""A module, and a line in it that breaks one contract of pyproject.toml: one for each, in their order."""
 
 
 def loads(statement: str, module: str) -> bool:
@@ -19,10 +33,10 @@ def loads(statement: str, module: str) -> bool:
 @pytest.mark.parametrize(
     "statement",
     [
-        "import arachne_runtime",
+        "import arachne_runtime; arachne_runtime.Plan; arachne_runtime.read_plan",
         "import arachne_runtime.plan",
-        "import planner",
-        "import planner.cost, planner.catalog",
+        "import planner; planner.find_plan",
+        "import planner.catalog, planner.cost, planner.exhaustive, planner.peers",
         "from launch.cli import app; app()",
     ],
 )
@@ -36,23 +50,39 @@ def test_no_numpy_before_it_is_needed(statement):
 
 
 def test_the_probe_can_fail():
-    assert loads("import torch", "torch")
-    assert loads("import arachne_runtime.engine; import torch", "torch")
+    assert loads("import arachne_runtime; arachne_runtime.pipelined", "torch")
     assert loads("import numpy", "numpy")
 
 
-NOUNS = """
-Action BlockSpec BlockTiming Cluster Cost Document Line LinkPoint LinkScope LinkTiming MadeBy ModelSpec
-Network NetworkPair Node NodeEntry ParameterBytes Pipeline Plan Predicted Profile Record RecordKind Replica
-ScheduleKind Source Stage TpCommunication UpdateTiming Work
-check_cluster check_model check_plan check_profile describe digest encode largest_remainder read_cluster
-read_model read_plan read_profile water_fill water_fill_table write
-"""
+@pytest.fixture
+def tree(tmp_path) -> Path:
+    """A copy of the packages that may be broken."""
+    for package in ("arachne_runtime", "planner", "launch"):
+        shutil.copytree(ROOT / package, tmp_path / package, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(ROOT / "pyproject.toml", tmp_path)
+    return tmp_path
 
 
-def test_the_public_names_of_the_nouns_are_frozen():
-    import arachne_runtime.plan as nouns
+def verdicts(tree: Path) -> dict[str, str]:
+    """``KEPT`` or ``BROKEN`` by contract."""
+    done = subprocess.run(
+        [sys.executable, "-c", "from importlinter.cli import lint_imports; lint_imports(no_cache=True)"],
+        cwd=tree,
+        env={**os.environ, "PYTHONPATH": str(tree), "COLUMNS": "200"},
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+    )
+    return dict(re.findall(r"^(.+) (KEPT|BROKEN)", done.stdout, re.MULTILINE))
 
-    assert list(nouns.__all__) == list(re.findall(r"\w+", NOUNS))
-    for name in nouns.__all__:
-        assert getattr(nouns, name) is not None
+
+def test_every_contract_of_imports_holds_and_can_be_broken(tree):
+    settings = tomllib.loads((tree / "pyproject.toml").read_text())
+    names = [contract["name"] for contract in settings["tool"]["importlinter"]["contracts"]]
+    assert verdicts(tree) == dict.fromkeys(names, "KEPT")
+    for name, (file, line) in zip(names, OFFENCES, strict=True):
+        kept = (tree / file).read_text()
+        (tree / file).write_text(f"{kept}\n{line}\n")
+        assert verdicts(tree)[name] == "BROKEN"
+        (tree / file).write_text(kept)
