@@ -5,11 +5,13 @@ at once and leaves nothing behind. ``launch.worker`` opens its end.
 """
 
 import os
+import re
 import selectors
 import sys
 import threading
 from collections import deque
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, TextIO
@@ -23,6 +25,10 @@ _TAIL_LINES = 12
 """Lines of a rank's standard error kept for a failure that left no other word."""
 _POLL_S = 0.05
 _CHUNK_BYTES = 65_536
+LONGEST_LINE_BYTES = 65_536
+"""A longer line is passed on in parts: it may never end."""
+_LINE_END = re.compile(rb"\r?\n|\r+(?![\r\n]|\Z)")
+"""A lone carriage return too, but not before it is known what follows."""
 
 
 @dataclass(slots=True)
@@ -38,27 +44,45 @@ class _Stream:
     tail: deque[str] = field(default_factory=lambda: deque(maxlen=_TAIL_LINES))
 
     def take(self, data: bytes) -> None:
-        """Pass whole lines on; keep the rest until its line ends."""
-        *lines, self.rest = (self.rest + data).split(b"\n")
+        """Pass whole lines on, those too that a progress bar overwrites; keep the rest until its line ends."""
+        *lines, self.rest = _LINE_END.split((self.rest + data).lstrip(b"\r"))
+        if len(self.rest) > LONGEST_LINE_BYTES:
+            lines, self.rest = [*lines, self.rest], b""
         for line in lines:
             self.put(line.decode(errors="replace") + "\n")
 
     def put(self, text: str) -> None:
+        """Keep and pass on one line; what cannot be written must not stop the ranks, who wait on the pipe."""
         self.tail.append(text.rstrip())
-        if self.log is not None:
-            self.log.write(text)
-            self.log.flush()
-        if self.shown_on is not None:
-            self.shown_on.write(self.prefix + text)
-            self.shown_on.flush()
+        if self.log is not None and (fault := _written(self.log, text)):
+            _written(sys.stderr, f"arachne: {self.log.name} ends here: {fault.strerror}\n")
+            self._end_log()
+        if self.shown_on is not None and _written(self.shown_on, self.prefix + text):
+            self.shown_on = None
 
     def close(self) -> None:
         if self.rest:
             self.put(self.rest.decode(errors="replace") + "\n")
         os.close(self.reader)
         os.close(self.writer)
+        self._end_log()
+
+    def _end_log(self) -> None:
         if self.log is not None:
-            self.log.close()
+            with suppress(OSError):
+                self.log.close()
+        self.log = None
+
+
+def _written(stream: IO[str], text: str) -> OSError | None:
+    """Write to the end; what kept it from it: a full disk, a reader that has left."""
+    encoding = getattr(stream, "encoding", None) or "utf-8"
+    try:
+        stream.write(text.encode(encoding, "backslashreplace").decode(encoding))
+        stream.flush()
+    except OSError as error:
+        return error
+    return None
 
 
 class RankStreams(LogsSpecs):
@@ -130,7 +154,7 @@ class RankStreams(LogsSpecs):
         reader, writer = os.pipe()
         os.set_blocking(reader, False)
         prefix = f"[{rank}] " if self._prefixed else ""
-        log = (self._log_dir / f"rank-{rank}.{name}").open("w") if self._log_dir else None
+        log = (self._log_dir / f"rank-{rank}.{name}").open("w", encoding="utf-8") if self._log_dir else None
         return _Stream(prefix, None if self._quiet else shown_on, log, reader, writer)
 
     def _pump(self) -> None:

@@ -298,7 +298,10 @@ def _keep_traceback(job: Job, scratch: Path, rank: int) -> str | None:
     if job.log_dir is None or not written.exists():
         return None
     kept = job.log_dir.absolute() / f"rank-{rank}.traceback"
-    kept.write_text(written.read_text())
+    try:
+        kept.write_bytes(written.read_bytes())
+    except OSError:  # a full disk must not hide why the rank failed
+        return None
     return str(kept)
 
 

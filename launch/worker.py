@@ -143,7 +143,8 @@ def _record(error: BaseException) -> None:
         traceback.print_exception(error)
         return
     whole = "".join(traceback.format_exception(error))
-    Path(file).with_name("traceback.txt").write_text(whole)
+    with suppress(OSError):
+        Path(file).with_name("traceback.txt").write_text(whole, encoding="utf-8", errors="backslashreplace")
     extra: dict[str, Any] = {
         "py_callstack": whole,
         "timestamp": str(int(time.time())),
@@ -157,8 +158,11 @@ def _record(error: BaseException) -> None:
     }
     message = {"message": f"{type(error).__name__}: {error}", "extraInfo": extra}
     scratch = Path(file + ".part")
-    scratch.write_text(json.dumps({"message": message}))
-    scratch.replace(file)
+    try:
+        scratch.write_text(json.dumps({"message": message}))
+        scratch.replace(file)
+    except OSError:  # a full disk, perhaps the error itself
+        traceback.print_exception(error)
 
 
 def _kind(error: BaseException) -> str:
