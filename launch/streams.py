@@ -44,7 +44,7 @@ class _Stream:
     tail: deque[str] = field(default_factory=lambda: deque(maxlen=_TAIL_LINES))
 
     def take(self, data: bytes) -> None:
-        """Pass whole lines on, those too that a progress bar overwrites; keep the rest until its line ends."""
+        """Pass on whole lines, and those that a progress bar overwrites; keep the rest till its line ends."""
         *lines, self.rest = _LINE_END.split((self.rest + data).lstrip(b"\r"))
         if len(self.rest) > LONGEST_LINE_BYTES:
             lines, self.rest = [*lines, self.rest], b""
