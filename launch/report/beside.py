@@ -10,6 +10,7 @@ from arachne_runtime.plan.model import ModelSpec
 from arachne_runtime.plan.plan import Plan
 
 from ..inputs import model_from, profile_from
+from ..pricing import price_alone
 from .runs import RunReport, report_run
 
 
@@ -48,17 +49,9 @@ def _report(path: Path, run: Path, cluster: Path | None, model: str | None, prof
 
 
 def _priced(plan: Plan, run: Path, places: Cluster, spec: ModelSpec, profile: str) -> RunReport:
-    from planner import Request
-    from planner.cost import Infeasible, price
+    from planner.cost import Infeasible
 
-    request = Request(
-        cluster=places,
-        model=spec,
-        profile=profile_from(profile),
-        global_batch=plan.global_batch,
-        schedules=(plan.schedule,),
-    )
-    found = price(plan, request)
+    found = price_alone(plan, places, spec, profile_from(profile))
     if isinstance(found, Infeasible):
         return report_run(plan, run, unpriced=f"its price says that it does not fit: {found.reason}")
     return report_run(plan, run, timeline=found.timeline, predicted_s=found.iteration_s)

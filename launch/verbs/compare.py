@@ -59,8 +59,19 @@ def command(
         return None
     if cluster is None or model is None:
         raise UsageError("plans are priced for devices and a model: give --cluster and --model")
-    places, spec = read_cluster(cluster), model_from(model)
-    measured = profile_from(model if profile is None else profile)
+    read, request = _problem(plans, cluster, model, model if profile is None else profile)
+    rows = sorted(_rows(read, request), key=lambda row: -row.samples_per_s)
+    print(json.dumps(_as_json(rows), indent=2) if as_json else _as_text(rows))
+    return None if any(row.samples_per_s for row in rows) else ExitCode.NO_FEASIBLE_PLAN
+
+
+def _problem(
+    plans: Sequence[Path], cluster: Path, model: str, profile: str
+) -> "tuple[list[tuple[str, Plan]], Request]":
+    """The plans by file name, and the one planning problem that all of them answer."""
+    from planner import Request
+
+    places, spec, measured = read_cluster(cluster), model_from(model), profile_from(profile)
     read = [(str(path), read_plan(path, cluster=places, model=spec)) for path in plans]
     batches = {plan.global_batch for _, plan in read}
     if len(batches) > 1:
@@ -68,18 +79,13 @@ def command(
             f"the plans have global batches {', '.join(map(str, sorted(batches)))}, which train "
             f"differently; compare plans of one global batch"
         )
-    from planner import Request
-
-    request = Request(
+    return read, Request(
         cluster=places,
         model=spec,
         profile=measured,
         global_batch=batches.pop(),
         schedules=tuple(dict.fromkeys(plan.schedule for _, plan in read)),
     )
-    rows = sorted(_rows(read, request), key=lambda row: -row.samples_per_s)
-    print(json.dumps(_as_json(rows), indent=2) if as_json else _as_text(rows))
-    return None if any(row.samples_per_s for row in rows) else ExitCode.NO_FEASIBLE_PLAN
 
 
 def _rows(read: Sequence[tuple[str, Plan]], request: "Request") -> Iterator[Row]:

@@ -17,6 +17,7 @@ from arachne_runtime.plan.text import describe
 from arachne_runtime.units import format_bytes, format_seconds
 
 from ..inputs import model_from, profile_from
+from ..pricing import price_alone
 
 if TYPE_CHECKING:  # loads NumPy, which `arachne --help` does without
     from planner.cost import Estimate, Infeasible
@@ -55,17 +56,9 @@ def _price(
     if cluster is None or model is None:
         missing = "--cluster" if cluster is None else "--model"
         raise UsageError(f"--profile prices the plan, which also needs {missing}")
-    from planner.cost import Infeasible, price
-    from planner.request import Request
+    from planner.cost import Infeasible
 
-    request = Request(
-        cluster=cluster,
-        model=model,
-        profile=profile_from(profile),
-        global_batch=plan.global_batch,
-        schedules=(plan.schedule,),
-    )
-    answer = price(plan, request)
+    answer = price_alone(plan, cluster, model, profile_from(profile))
     return (None, answer) if isinstance(answer, Infeasible) else (answer, None)
 
 

@@ -15,7 +15,7 @@ from ..cost.memory import in_flight
 from ..request import Request
 from .cut import Cut, trade_off_cuts
 from .pack import pack_samples
-from .place import Layout, PipelineSeats
+from .place import PipelineSeats, Placement
 from .stage_tables import Hardware, Mix, StageTables
 
 Line = tuple[tuple[Hardware, ...], ...]
@@ -65,7 +65,7 @@ class Offerings:
 
 
 class Completer:
-    """Completes layouts of one request; what pipelines have in common is worked out once."""
+    """Completes placements of one request; what pipelines have in common is worked out once."""
 
     def __init__(self, request: Request, kind: ScheduleKind) -> None:
         self.request = request
@@ -201,19 +201,18 @@ class Completer:
                 chosen[counts[better] * size] = size
         return Offerings(seconds, chosen, cuts)
 
-    def plan(self, layout: Layout, sizes: Sequence[int] | None = None) -> Plan | None:
-        """The layout with the counts that end first in the closed form; ``sizes``: micro-batch by pipeline.
+    def plan(self, placement: Placement, sizes: Sequence[int] | None = None) -> Plan | None:
+        """The plan there whose counts end first in the closed form; ``sizes``: micro-batch by pipeline.
 
         None where a pipeline fits nowhere, or the counts cannot add up to the global batch.
         """
-        lines = [self.line(seats) for seats in layout.pipelines]
+        lines = [self.line(seats) for seats in placement.pipelines]
         total = self.request.global_batch
         most = total - len(lines) + 1
         if not lines or most < 1:
             return None
-        if (
-            self.kind is ScheduleKind.GPIPE
-        ):  # its memory grows with the count: no pipeline takes twice its part
+        if self.kind is ScheduleKind.GPIPE:
+            # its memory grows with the count: no pipeline takes twice its part
             most = min(most, -(-2 * total // len(lines)))
         offers = [
             self.offerings(line, [sizes[p]] if sizes else self.micro_batches(line), most)
@@ -223,7 +222,7 @@ class Completer:
         if samples is None:
             return None
         chosen = [self._choose(*pick) for pick in zip(lines, offers, samples, strict=True)]
-        return self.assemble(layout, chosen)
+        return self.assemble(placement, chosen)
 
     def _choose(self, line: Line, offer: Offerings, samples: int) -> tuple[Filling, int] | None:
         size = int(offer.micro_batch[samples])
@@ -232,10 +231,10 @@ class Completer:
         filling = self.filling(line, size, best.bounds, count)
         return (filling, count) if filling else None
 
-    def assemble(self, layout: Layout, chosen: Sequence[tuple[Filling, int] | None]) -> Plan | None:
+    def assemble(self, placement: Placement, chosen: Sequence[tuple[Filling, int] | None]) -> Plan | None:
         """A plan from fillings and counts; None where one is missing."""
         pipelines = []
-        for seats, pick in zip(layout.pipelines, chosen, strict=True):
+        for seats, pick in zip(placement.pipelines, chosen, strict=True):
             if pick is None:
                 return None
             filling, count = pick

@@ -167,8 +167,8 @@ def _proposed(request: Request, completer: Completer, small: bool) -> Iterator[P
 
 
 def _placed(template: Template, completer: Completer) -> Iterator[Plan]:
-    for layout in placements(template, completer.request.cluster):
-        plan = completer.plan(layout)
+    for placement in placements(template, completer.request.cluster):
+        plan = completer.plan(placement)
         if plan is not None:
             yield plan
 

@@ -14,7 +14,7 @@ PipelineSeats = tuple[StageSeats, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class Placement:
     """The devices of every replica of every stage of every pipeline; no blocks, no samples."""
 
     pipelines: tuple[PipelineSeats, ...]
@@ -53,20 +53,20 @@ class _Pool:
         return tuple(taken)
 
 
-def placements(template: Template, cluster: Cluster) -> Iterator[Layout]:
+def placements(template: Template, cluster: Cluster) -> Iterator[Placement]:
     """The template on concrete devices, in two ways: replicas of a stage close, or those of a pipeline.
 
     Nothing is yielded where the nodes cannot hold it (a tensor-parallel group must fit into a node).
     """
     seen = set()
     for by_stage in (True, False):
-        layout = _place(template, cluster, by_stage)
-        if layout is not None and layout not in seen:
-            seen.add(layout)
-            yield layout
+        placement = _place(template, cluster, by_stage)
+        if placement is not None and placement not in seen:
+            seen.add(placement)
+            yield placement
 
 
-def _place(template: Template, cluster: Cluster, by_stage: bool) -> Layout | None:
+def _place(template: Template, cluster: Cluster, by_stage: bool) -> Placement | None:
     pool = _Pool(cluster)
     near: dict[str, str] = {}
     seats: dict[tuple[int, int], list[Seat]] = {}
@@ -77,7 +77,7 @@ def _place(template: Template, cluster: Cluster, by_stage: bool) -> Layout | Non
             if taken is None:
                 return None
             seats.setdefault((p, s), []).extend(taken)
-    return Layout(
+    return Placement(
         tuple(
             tuple(tuple(seats[p, s]) for s in range(pipeline.depth))
             for p, pipeline in enumerate(template.pipelines)

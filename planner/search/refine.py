@@ -11,7 +11,7 @@ from arachne_runtime.units import Seconds
 
 from .complete import Completer
 from .judge import Judge
-from .place import Layout, PipelineSeats, StageSeats
+from .place import PipelineSeats, Placement, StageSeats
 
 LEAST_GAIN = 1e-9
 """Relative gain below which two plans count as equally fast."""
@@ -50,28 +50,28 @@ class Refiner:
         yield from number_moves(plan)
         sizes = list(self._size_moves(plan))
         yield from sizes
-        layouts = list(layout_moves(plan, self.completer.request.cluster.devices))
-        self.random.shuffle(layouts)
-        for layout, keep in layouts:
+        placements = list(placement_moves(plan, self.completer.request.cluster.devices))
+        self.random.shuffle(placements)
+        for placement, keep in placements:
             for hint in (keep, None):
-                if found := self.completer.plan(layout, hint):
+                if found := self.completer.plan(placement, hint):
                     yield found
 
     def _size_moves(self, plan: Plan) -> Iterator[Plan]:
         """Another micro-batch for all pipelines, or for one kind of pipeline."""
-        layout = layout_of(plan)
+        placement = placement_of(plan)
         sizes = [p.micro_batch for p in plan.pipelines]
-        lines = [self.completer.line(seats) for seats in layout.pipelines]
+        lines = [self.completer.line(seats) for seats in placement.pipelines]
         for line in dict.fromkeys(lines):
             for size in self.completer.micro_batches(line):
                 changed = [size if own == line else b for own, b in zip(lines, sizes, strict=True)]
-                if changed != sizes and (found := self.completer.plan(layout, changed)):
+                if changed != sizes and (found := self.completer.plan(placement, changed)):
                     yield found
 
 
-def layout_of(plan: Plan) -> Layout:
+def placement_of(plan: Plan) -> Placement:
     """The devices of a plan, without its numbers."""
-    return Layout(
+    return Placement(
         tuple(tuple(tuple(r.devices for r in stage.replicas) for stage in p.stages) for p in plan.pipelines)
     )
 
@@ -143,32 +143,32 @@ def _count_moves(plan: Plan, givers: Sequence[int], takers: Sequence[int]) -> It
                 )
 
 
-def layout_moves(plan: Plan, devices: Sequence[str]) -> Iterator[tuple[Layout, list[int]]]:
+def placement_moves(plan: Plan, devices: Sequence[str]) -> Iterator[tuple[Placement, list[int]]]:
     """Moves of devices: to another stage, to and from idle; stages split, merged, swapped.
 
-    With each layout the micro-batches that its pipelines had.
+    With each placement the micro-batches that its pipelines had.
     """
-    pipelines = layout_of(plan).pipelines
+    pipelines = placement_of(plan).pipelines
     sizes = [p.micro_batch for p in plan.pipelines]
     idle = [d for d in devices if d not in set(plan.devices)]
     for p, seats in enumerate(pipelines):
         for changed in _seat_moves(seats):
-            yield _layout(pipelines, sizes, {p: changed})
+            yield _moved(pipelines, sizes, {p: changed})
         for s, stage in enumerate(seats):
             for r, seat in enumerate(stage):
                 without = _without(seats, s, r)
-                yield _layout(pipelines, sizes, {p: without})
+                yield _moved(pipelines, sizes, {p: without})
                 for q, other in enumerate(pipelines):
                     base = without if q == p else other
                     for changed in _placed(base, seat):
-                        yield _layout(pipelines, sizes, {p: without} | {q: changed})
+                        yield _moved(pipelines, sizes, {p: without} | {q: changed})
     for device in idle[:4]:
         for q, other in enumerate(pipelines):
             for changed in _placed(other, (device,)):
-                yield _layout(pipelines, sizes, {q: changed})
+                yield _moved(pipelines, sizes, {q: changed})
     if idle:
-        yield Layout((*pipelines, (tuple((d,) for d in idle),))), [*sizes, len(idle)]
-        yield Layout((*pipelines, tuple(((d,),) for d in idle))), [*sizes, 1]
+        yield Placement((*pipelines, (tuple((d,) for d in idle),))), [*sizes, len(idle)]
+        yield Placement((*pipelines, tuple(((d,),) for d in idle))), [*sizes, 1]
 
 
 def _seat_moves(seats: PipelineSeats) -> Iterator[PipelineSeats]:
@@ -204,14 +204,14 @@ def _placed(seats: PipelineSeats, seat: tuple[str, ...]) -> Iterator[PipelineSea
         yield (*seats[:s], (seat,), *seats[s:])
 
 
-def _layout(
+def _moved(
     pipelines: Sequence[PipelineSeats], sizes: Sequence[int], changed: dict[int, PipelineSeats]
-) -> tuple[Layout, list[int]]:
+) -> tuple[Placement, list[int]]:
     kept = [
         (changed.get(p, seats), size) for p, (seats, size) in enumerate(zip(pipelines, sizes, strict=True))
     ]
     kept = [(seats, size) for seats, size in kept if seats]
-    return Layout(tuple(seats for seats, _ in kept)), [size for _, size in kept]
+    return Placement(tuple(seats for seats, _ in kept)), [size for _, size in kept]
 
 
 def _alike(plan: Plan) -> list[list[int]]:

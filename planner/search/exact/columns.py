@@ -125,9 +125,8 @@ class Columns:
                 for n in (range(1, micro_batch - width + 2) if width > 1 else [micro_batch])
                 if self.stage_tables.least_samples(hardware) <= n <= self.stage_tables.most_samples(hardware)
             ]
-            none = np.zeros(
-                (self.stage_tables.num_blocks + 1,) * 2
-            )  # no share was measured: the stage is infinite anyway
+            # where no share was measured, the stage is infinite anyway
+            none = np.zeros((self.stage_tables.num_blocks + 1,) * 2)
             self._fastest[key] = (
                 np.minimum.reduce([f for f, _ in pairs] or [none]),
                 np.minimum.reduce([b for _, b in pairs] or [none]),
@@ -232,14 +231,12 @@ class _Batch:
         micro_batch: int,
         others: int,
     ) -> None:
+        self.of = columns
+        self.kind = kind
+        self.depth = depth
+        self.shapes = shapes
+        self.micro_batch = micro_batch
         self.others = others
-        self.of, self.kind, self.depth, self.shapes, self.micro_batch = (
-            columns,
-            kind,
-            depth,
-            shapes,
-            micro_batch,
-        )
         num_blocks = columns.stage_tables.num_blocks
         self.cuts = np.array([(0, *c, num_blocks) for c in combinations(range(1, num_blocks), depth - 1)])
         self.mixes = sorted({columns.mix(s) for shape in shapes for s in shape})
