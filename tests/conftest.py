@@ -18,6 +18,12 @@ WARM = (b"multiprocessing.forkserver", b"multiprocessing.resource_tracker")
 PATIENCE_S = 2.0
 
 
+def pytest_configure() -> None:
+    """A background job of a shell ignores Ctrl-C, and so would every process that a test interrupts."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
 @pytest.fixture(autouse=True)
 def nothing_left_behind() -> Iterator[None]:
     token = secrets.token_hex(8)
