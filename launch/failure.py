@@ -36,13 +36,15 @@ class Failure(Document, frozen=True, kw_only=True):
     """Of its traceback where recorded, else the last of its standard error."""
     lost_peer: bool = False
     """It only says that another rank is gone."""
+    unresponsive: bool = False
+    """It did not end when it was asked to, after another rank had failed, and was killed."""
     traceback_file: str | None = None
     """Where its whole traceback was kept."""
 
     @property
     def is_consequence(self) -> bool:
         """Whether another failure explains this one."""
-        return self.lost_peer or (not self.recorded and self.code == -signal.SIGTERM)
+        return self.lost_peer or self.unresponsive or (not self.recorded and self.code == -signal.SIGTERM)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,11 +53,18 @@ class Report:
 
     failures: tuple[Failure, ...]
     num_ranks: int
+    departed: tuple[int, ...] = ()
+    """Ranks whose script had ended without an error before; known where all ranks are on one node."""
+    is_whole: bool = False
+    """Whether the failures of all ranks are here, so that no other place could tell more."""
 
     @property
     def root(self) -> Failure:
         """The failure that explains the others."""
-        return min(self.failures, key=lambda f: (f.is_consequence, not f.recorded, f.time_s, f.rank))
+        return min(
+            self.failures,
+            key=lambda f: (f.is_consequence, not f.unresponsive, not f.recorded, f.time_s, f.rank),
+        )
 
     def __str__(self) -> str:
         """The root failure in words."""
@@ -64,7 +73,24 @@ class Report:
             f"; the other {others} were ended" if others > 1 else "; the other was ended" if others else ""
         )
         last = f"rank {root.rank} exited with code {root.code}{ended}"
-        return "\n".join([_headline(root), *_details(root), last])
+        return "\n".join([_headline(root), *self._cause(), *_details(root), last])
+
+    def _cause(self) -> list[str]:
+        """Where no failure here explains itself: what may have been the cause."""
+        if not self.root.lost_peer:
+            return []
+        if not self.is_whole:
+            return ["  another rank was lost: its own error is where its node's output goes"]
+        if self.departed:
+            ranks = ", ".join(map(str, self.departed))
+            return [
+                f"  before that, the script had ended without an error on rank {ranks}: "
+                "every rank must take the same steps"
+            ]
+        return [
+            "  no rank had failed before: one took longer than the others wait, Session(timeout_s=...), or "
+            "was in another place of the script"
+        ]
 
 
 class RanksFailedError(WorkerFailedError):
@@ -106,6 +132,11 @@ def _headline(failure: Failure) -> str:
         return f"{start}: the script called sys.exit({failure.text})"
     if failure.recorded:
         return f"{start}: {failure.kind}: {failure.text}"
+    if failure.unresponsive:
+        return (
+            f"{start}: did not answer: stopped (SIGSTOP, a debugger), or stuck in a call of the system; the "
+            "others waited in vain, and it had to be killed"
+        )
     if failure.code >= 0:
         return f"{start}: exited with code {failure.code}, without a Python error"
     name = signal.Signals(-failure.code).name if -failure.code in set(signal.Signals) else "an unknown signal"
@@ -114,8 +145,7 @@ def _headline(failure: Failure) -> str:
 
 
 def _details(failure: Failure) -> list[str]:
-    lines = ["  another rank was lost: its own error is where its node's output goes"] * failure.lost_peer
-    lines += [f"  {note}" for text in failure.notes for note in text.splitlines()]
+    lines = [f"  {note}" for text in failure.notes for note in text.splitlines()]
     lines += [f"  caused by {cause}" for cause in failure.causes]
     left_out = len(failure.lines) - SHOWN_LINES
     if left_out > 0:

@@ -286,11 +286,21 @@ def _rank_environment(job: Job, device: str, run_id: str) -> dict[str, str]:
 
 def _report(job: Job, failed: ChildFailedError, streams: RankStreams, scratch: Path) -> Report:
     failures = []
+    first_s = min(process.timestamp for process in failed.failures.values())
     for rank, process in failed.failures.items():
         told, now_s, tail = process.error_file_data, time.time(), streams.tail(rank)
         failure = read_failure(rank, job.where(rank), process.exitcode, now_s, told, tail)
-        failures.append(msgspec.structs.replace(failure, traceback_file=_keep_traceback(job, scratch, rank)))
-    return Report(tuple(failures), job.num_ranks)
+        killed = not failure.recorded and failure.code == -signal.SIGKILL
+        failures.append(
+            msgspec.structs.replace(
+                failure,
+                unresponsive=killed and process.timestamp - first_s >= SHUTDOWN_S - 1,  # whole seconds
+                traceback_file=_keep_traceback(job, scratch, rank),
+            )
+        )
+    is_whole = job.meeting.num_nodes == 1
+    departed = [rank for rank in range(job.num_ranks) if rank not in failed.failures] if is_whole else []
+    return Report(tuple(failures), job.num_ranks, tuple(departed), is_whole)
 
 
 def _keep_traceback(job: Job, scratch: Path, rank: int) -> str | None:

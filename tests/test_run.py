@@ -172,6 +172,20 @@ def test_other_ends_are_told_as_what_they_are(tmp_path, fault, headline, code, h
     assert (caught.value.rank, caught.value.worker_code) == (1, code)
 
 
+@pytest.mark.parametrize(
+    ("fault", "told"),
+    [
+        ("if rank == 1: os.kill(os.getpid(), signal.SIGSTOP)", "rank 1 failed .*: did not answer: stopped"),
+        ("if rank == 1: sys.exit()", "\\n  before that, the script had ended without an error on rank 1:"),
+        ("if rank == 1: time.sleep(60)", "\\n  no rank had failed before: one took longer than the others"),
+    ],
+)
+def test_a_rank_that_does_not_come_is_told_though_only_others_fail(tmp_path, fault, told):
+    joined = JOINED.replace('("gloo")', '("gloo", timeout=__import__("datetime").timedelta(seconds=2))')
+    with pytest.raises(WorkerFailedError, match=told):
+        run_ranks(["a:0", "a:1"], [script(tmp_path, joined.replace("FAULT", fault)), "joined"], quiet=True)
+
+
 def test_a_script_that_exits_with_zero_is_fine_and_syntax_errors_are_shown(tmp_path):
     run_ranks(["a:0"], [script(tmp_path, "import sys\nsys.exit(0)")])
     run_ranks(["a:0"], [script(tmp_path, "import sys\nsys.exit()")])
