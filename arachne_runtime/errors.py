@@ -1,6 +1,6 @@
 """The one tree of errors: what a user did, or met, that the project cannot go on from.
 
-Each class carries the exit code of the command line (design: 1 a training process failed, 2 wrong usage,
+Each class carries the exit code of the command line (1 a training process failed, 2 wrong usage,
 3 invalid file, 4 no feasible plan, 5 environment).
 """
 

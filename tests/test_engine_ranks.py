@@ -11,12 +11,12 @@ from torch import nn
 
 from arachne_runtime.engine import Engine
 from arachne_runtime.engine import engine as engine_module
-from arachne_runtime.engine.courier import PENDING_SENDS
 from arachne_runtime.errors import UsageError, WorkerFailedError
 from arachne_runtime.measure.recorder import Recorder
 from arachne_runtime.mesh import GlooTransport
 from arachne_runtime.model import ModelParts
 from arachne_runtime.plan.files import digest
+from arachne_runtime.plan.limits import PENDING_SENDS
 from arachne_runtime.plan.order import Transfer
 from arachne_runtime.plan.plan import Pipeline, Plan, Replica, Stage
 from arachne_runtime.plan.records import Record, RecordKind

@@ -11,12 +11,10 @@ from torch import Tensor
 
 from ..errors import ModelError
 from ..mesh import Transport
+from ..plan.limits import PENDING_SENDS
 from ..plan.order import Communication, Reduction, Transfer
 from ..plan.schedule import Action, Work
 from .signature import HEADER_LENGTH, MAX_TENSORS, Signature, decode, encode, gradients_of, signature_of
-
-PENDING_SENDS = 4
-"""Gradient sends that may be under way before the oldest is waited for, which frees its memory."""
 
 
 class Reducer(Protocol):

@@ -11,11 +11,9 @@ from torch import Tensor, nn
 from ..errors import ModelError, UsageError
 from ..mesh import Mesh
 from ..model import StageModule
+from ..plan.limits import BUCKET_BYTES
 from ..plan.order import Reduction
 from ..units import Bytes
-
-BUCKET_BYTES: Bytes = 25 * 2**20
-"""A bucket is closed at this size, DDP's default: one is summed while the next is packed."""
 
 
 @dataclass(slots=True)

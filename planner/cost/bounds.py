@@ -45,7 +45,7 @@ class Bracket:
 def bracket(
     kind: ScheduleKind, forward_s: Sequence[Seconds], backward_s: Sequence[Seconds], micro_batches: int
 ) -> Bracket:
-    """The closed form of a pipeline's time (planner.md §4), stage by stage seconds of one micro-batch."""
+    """The closed form of docs/cost-model.md, from the seconds of one micro-batch by stage."""
     both = [f + b for f, b in zip(forward_s, backward_s, strict=True)]
     before = accumulate(both, initial=0.0)
     low = max(waited + micro_batches * t for waited, t in zip(before, both, strict=False))

@@ -5,13 +5,11 @@ Predicts high rather than low: an out-of-memory is worse than a plan a few perce
 
 from dataclasses import dataclass
 
+from arachne_runtime.plan.limits import PENDING_SENDS
 from arachne_runtime.plan.plan import ScheduleKind
 from arachne_runtime.units import Bytes
 
 from .tables import Tables
-
-PENDING_SENDS = 4
-"""Gradient sends that the engine lets be under way beside the newest (``engine.courier``)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""The price of a plan (planner.md §4): memory first, then the event simulation and what follows it."""
+"""The price of a plan (docs/cost-model.md): memory first, then the event simulation and what follows it."""
 
 from typing import TYPE_CHECKING
 

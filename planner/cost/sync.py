@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from arachne_runtime.plan.limits import BUCKET_BYTES
 from arachne_runtime.plan.plan import Plan
 from arachne_runtime.plan.segments import segments
 from arachne_runtime.units import Seconds
@@ -10,9 +11,6 @@ from arachne_runtime.units import Seconds
 from .actors import Seat, Seats
 from .simulate import Played
 from .tables import Tables, ring_seconds
-
-BUCKET_BYTES = 25 * 2**20
-"""The engine closes a bucket of gradients at this size, and sums bucket by bucket."""
 
 COMMIT_BYTES = 64
 """The world's all-reduce at the end of a step: norm, loss and counts in float64."""
