@@ -9,12 +9,10 @@ from arachne_runtime.plan.cluster import Cluster
 from arachne_runtime.plan.model import ModelSpec
 from arachne_runtime.plan.plan import ScheduleKind
 from arachne_runtime.plan.profile import Profile
+from arachne_runtime.plan.schedule import PLAYABLE
 
 from .cost.fleet import Fleet
 from .cost.tables import Tables
-
-PLAYABLE = (ScheduleKind.GPIPE, ScheduleKind.ONE_F_ONE_B)
-"""Schedules that this version prices and runs."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

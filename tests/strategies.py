@@ -10,9 +10,9 @@ from hypothesis.strategies import DrawFn, SearchStrategy
 from arachne_runtime.plan.cluster import Cluster, Network, NetworkPair, NodeEntry, node_of
 from arachne_runtime.plan.model import BlockSpec, ModelSpec
 from arachne_runtime.plan.plan import Pipeline, Plan, Replica, ScheduleKind, Stage
+from arachne_runtime.plan.schedule import PLAYABLE
 
 DEVICE_TYPES = ("A100-40", "V100-16", "T4-16")
-PLAYABLE = (ScheduleKind.GPIPE, ScheduleKind.ONE_F_ONE_B)
 
 
 @st.composite

@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 
 from arachne_runtime.errors import UsageError
 from arachne_runtime.plan.plan import ScheduleKind
-from arachne_runtime.plan.schedule import Action, Work, stage_actions
+from arachne_runtime.plan.schedule import PLAYABLE, Action, Work, stage_actions
 from arachne_runtime.plan.schedule_grid import Row, check_schedule, parse_grid, pipeline_rows, print_grid
-from tests.strategies import PLAYABLE, plans
+from tests.strategies import plans
 
 
 def grid(text: str) -> str:

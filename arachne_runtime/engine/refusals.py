@@ -10,10 +10,9 @@ from torch.optim import Optimizer
 
 from ..errors import InvalidFileError, UnsupportedPlanError, UsageError
 from ..model import ModelParts
-from ..plan.plan import Plan, ScheduleKind, Stage
+from ..plan.plan import Plan, Stage
 from ..plan.rules import check_plan
-
-PLAYABLE = (ScheduleKind.GPIPE, ScheduleKind.ONE_F_ONE_B)
+from ..plan.schedule import PLAYABLE
 
 
 def refuse_plan(plan: Plan, num_ranks: int) -> None:

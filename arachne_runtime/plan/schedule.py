@@ -7,6 +7,8 @@ from enum import StrEnum
 from ..errors import UsageError
 from .plan import ScheduleKind
 
+PLAYABLE = (ScheduleKind.GPIPE, ScheduleKind.ONE_F_ONE_B)
+"""Schedules that this version orders, prices and runs."""
 _NOTATION = re.compile(r"(\d+)([FB])(\d+)")
 
 
@@ -50,7 +52,7 @@ def stage_actions(
     elif kind is ScheduleKind.ONE_F_ONE_B:
         ahead = min(num_stages - stage, num_micro_batches)
     else:
-        raise UsageError(f"schedule {kind} cannot be played yet; known: gpipe, 1f1b")
+        raise UsageError(f"schedule {kind} cannot be played yet; known: {', '.join(PLAYABLE)}")
     actions = [Action(stage, Work.FORWARD, m) for m in range(ahead)]
     for m in range(num_micro_batches):
         actions.append(Action(stage, Work.BACKWARD, m))

@@ -3,9 +3,8 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from arachne_runtime.errors import UnsupportedPlanError
 from arachne_runtime.plan.cluster import node_of
-from arachne_runtime.plan.plan import Pipeline, Plan, Replica, ScheduleKind, Stage
+from arachne_runtime.plan.plan import Pipeline, Plan, Replica, Stage
 from arachne_runtime.plan.rows import Overlap, consecutive, overlaps
 from arachne_runtime.units import Bytes, Seconds
 
@@ -44,21 +43,6 @@ def _seat(replica: Replica, tables: Tables) -> Seat:
     for device in replica.devices:
         tables.fleet.check_device(device, node)
     return Seat(replica, node)
-
-
-def check_supported(plan: Plan) -> None:
-    """UnsupportedPlanError for what this version has no price for."""
-    if plan.schedule not in (ScheduleKind.GPIPE, ScheduleKind.ONE_F_ONE_B):
-        raise UnsupportedPlanError(
-            f"schedule {plan.schedule} has no price yet; use {ScheduleKind.ONE_F_ONE_B} or gpipe"
-        )
-    for p, pipeline in enumerate(plan.pipelines):
-        for s, stage in enumerate(pipeline.stages):
-            if stage.zero > 1 or stage.expert_parallel > 1 or stage.expert_tensor > 1:
-                raise UnsupportedPlanError(
-                    f"$.pipelines[{p}].stages[{s}]: ZeRO {stage.zero} and experts {stage.expert_parallel} × "
-                    f"{stage.expert_tensor} have no price yet; use zero 0 or 1 and no expert parallelism"
-                )
 
 
 @dataclass(frozen=True, slots=True)

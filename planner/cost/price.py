@@ -4,11 +4,12 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from arachne_runtime.errors import NoFeasiblePlanError
+from arachne_runtime.errors import NoFeasiblePlanError, UnsupportedPlanError
 from arachne_runtime.plan.plan import Plan, Predicted, Stage
+from arachne_runtime.plan.schedule import PLAYABLE
 from arachne_runtime.units import Bytes, Seconds
 
-from .actors import Seat, Seats, actors_of, check_supported, crossings, crowd_of, seats_of
+from .actors import Seat, Seats, actors_of, crossings, crowd_of, seats_of
 from .detail import Run, explain
 from .estimate import Estimate, Infeasible, Price
 from .memory import in_flight, stage_memory
@@ -26,7 +27,7 @@ def price(plan: Plan, request: "Request") -> Price:
     Raises NotMeasuredError where the profile does not reach, UnsupportedPlanError for a schedule, ZeRO stage
     or expert tiling without a price, UsageError for devices that the cluster does not have.
     """
-    check_supported(plan)
+    _refuse_unpriced(plan)
     tables = request.tables
     seats = seats_of(plan, tables)
     peaks, worst = _memory(plan, seats, tables)
@@ -73,6 +74,21 @@ def simulate(plan: Plan, seats: Seats, tables: Tables) -> Run:
     updates = _updates(plan, seats, tables)
     end = commit + max(max(map(max, u)) for u in updates) + tables.profile.step_s
     return Run(seats, tuple(stages), tuple(played), reductions, spans, commit, updates, end)
+
+
+def _refuse_unpriced(plan: Plan) -> None:
+    """UnsupportedPlanError for what this version has no price for."""
+    if plan.schedule not in PLAYABLE:
+        raise UnsupportedPlanError(
+            f"schedule {plan.schedule} has no price yet; use one of {', '.join(PLAYABLE)}"
+        )
+    for p, pipeline in enumerate(plan.pipelines):
+        for s, stage in enumerate(pipeline.stages):
+            if stage.zero > 1 or stage.expert_parallel > 1 or stage.expert_tensor > 1:
+                raise UnsupportedPlanError(
+                    f"$.pipelines[{p}].stages[{s}]: ZeRO {stage.zero} and experts {stage.expert_parallel} × "
+                    f"{stage.expert_tensor} have no price yet; use zero 0 or 1 and no expert parallelism"
+                )
 
 
 def _updates(plan: Plan, seats: Seats, tables: Tables) -> list[list[list[Seconds]]]:
