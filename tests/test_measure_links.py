@@ -1,3 +1,4 @@
+import math
 import time
 
 import pytest
@@ -64,15 +65,17 @@ def measured(nodes, sizes, effort=SHORT):
 
 
 def test_large_messages_take_time_in_proportion_and_small_ones_a_latency():
-    """Best of 3 attempts; every rank gets the same figures."""
+    """The best time of each size over the attempts: others on the machine only ever make one longer."""
     sizes = (1024, 4 * MIB, 16 * MIB)
-    for _ in range(3):
+    best = [math.inf] * len(sizes)
+    for _ in range(8):
         links, others = run_ranks(2, measured, [("a", "x", 2)], sizes)
         assert links == others
         (link,) = links
         assert (link.between, link.scope, link.senders) == (("x", "x"), INTRA, 2)
         assert [p.bytes for p in link.points] == list(sizes)
-        small, middle, large = (p.seconds for p in link.points)
+        best = [min(old, point.seconds) for old, point in zip(best, link.points, strict=True)]
+        small, middle, large = best
         if 2.5 < large / middle < 7 and 0 < small < middle:
             return
     pytest.fail(f"1 KiB {small:.6f} s, 4 MiB {middle:.6f} s, 16 MiB {large:.6f} s")

@@ -23,9 +23,9 @@ from arachne_runtime.plan.profile import (
 from arachne_runtime.plan.rules import check_profile
 from launch.cli import app
 from launch.profiling.cluster_file import cluster_toml, write_cluster
-from launch.profiling.here import gpu_type
 from launch.profiling.job import RankResult
 from launch.profiling.merge import Merged, extend, merge
+from launch.profiling.this_machine import gpu_type
 from planner.request import Request
 from tests.strategies import clusters
 

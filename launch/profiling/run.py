@@ -1,20 +1,16 @@
 """Starts the ranks of a profile on the devices of this machine and collects what they measured."""
 
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import nullcontext
 from pathlib import Path
 
 import msgspec
-from rich.console import Console
-from rich.live import Live
-from rich.spinner import Spinner
 
 from arachne_runtime.errors import UsageError
 from arachne_runtime.plan.cluster import Cluster
 
 from .. import lab
+from ..progress import line_of
 from ..torchrun import run_ranks
 from .job import ProfileJob, RankResult
 from .workload import load_workload
@@ -40,7 +36,7 @@ def measure(
             progress=str(folder / "progress"),
         )
         (folder / "job.json").write_bytes(msgspec.json.encode(job))
-        with _shown(_Progress(Path(job.progress)), show):
+        with line_of(Path(job.progress), "starting ranks") if show else nullcontext():
             run_ranks(devices, ["-m", "launch.profiling.worker", str(folder / "job.json")])
         return msgspec.json.decode(Path(job.results).read_bytes(), type=list[RankResult])
 
@@ -59,27 +55,3 @@ def _devices(cluster: Cluster, node: str | None) -> tuple[str, ...]:
             f"`arachne profile --node NAME` on a node of each device type, all with one --out"
         )
     return devices
-
-
-@dataclass(frozen=True, slots=True)
-class _Progress:
-    """Reads rank 0's line whenever the terminal is redrawn."""
-
-    file: Path
-
-    def __rich__(self) -> Spinner:
-        try:
-            line = self.file.read_text()
-        except OSError:
-            line = "starting ranks"
-        return Spinner("dots", text=line)
-
-
-@contextmanager
-def _shown(progress: _Progress, show: bool) -> Iterator[None]:
-    console = Console(stderr=True)
-    if not (show and console.is_terminal):
-        yield
-        return
-    with Live(progress, console=console, refresh_per_second=4, transient=True):
-        yield

@@ -53,7 +53,7 @@ def command(
 ) -> int | None:
     """Price plans and what simple strategies propose for the same problem; exit code 4 where none fits."""
     if run is not None:
-        from ..report.beside import tell_run
+        from ..report.compare_run import tell_run
 
         tell_run(plans, run, cluster, model, profile, as_json=as_json)
         return None

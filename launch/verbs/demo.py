@@ -10,6 +10,7 @@ import typer
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.progress import TaskID
     from rich.table import Table
 
     from ..demo import Demonstration
@@ -50,31 +51,25 @@ def show(found: "Demonstration", console: "Console") -> None:
 @contextmanager
 def progress_bar(console: "Console") -> Iterator[Callable[[str, float], None]]:
     """A bar on a terminal, a line for each new piece of work elsewhere."""
-    from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+    from ..progress import bar
 
-    bar = Progress(
-        TextColumn("{task.description:<46}"),
-        BarColumn(),
-        TimeElapsedColumn(),
-        console=console,
-        disable=not console.is_terminal,
-    )
+    shown = bar(console)
     tasks: dict[str, TaskID] = {}
 
     def on_progress(what: str, part: float) -> None:
         if what not in tasks:
             for task in tasks.values():
-                bar.update(task, completed=1.0)
-                bar.stop_task(task)
-            tasks[what] = bar.add_task(what, total=1.0)
+                shown.update(task, completed=1.0)
+                shown.stop_task(task)
+            tasks[what] = shown.add_task(what, total=1.0)
             if not console.is_terminal:
                 console.print(what)
-        bar.update(tasks[what], completed=part)
+        shown.update(tasks[what], completed=part)
 
-    with bar:
+    with shown:
         yield on_progress
         for task in tasks.values():
-            bar.update(task, completed=1.0)
+            shown.update(task, completed=1.0)
 
 
 def _steps_table(found: "Demonstration") -> "Table":

@@ -82,11 +82,11 @@ def _progress_bar() -> "Iterator[Callable[[SearchProgress], None] | None]":
         yield None
         return
     from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("searching", total=1.0)
+    from ..progress import bar
+
+    with bar(Console(stderr=True), transient=True) as shown:
+        task = shown.add_task("searching", total=1.0)
 
         def show(progress: "SearchProgress") -> None:
             if progress.evaluations % 32 == 0:
@@ -95,7 +95,9 @@ def _progress_bar() -> "Iterator[Callable[[SearchProgress], None] | None]":
                     if progress.best_s < float("inf")
                     else "no plan yet"
                 )
-                bar.update(task, completed=progress.part, description=f"{progress.evaluations} plans, {best}")
+                shown.update(
+                    task, completed=progress.part, description=f"{progress.evaluations} plans, {best}"
+                )
 
         yield show
 

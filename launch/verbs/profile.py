@@ -70,7 +70,7 @@ def _cluster(path: Path | None) -> "Cluster":
     from arachne_runtime.plan.files import read_cluster
 
     from .. import lab
-    from ..profiling.here import this_machine
+    from ..profiling.this_machine import this_machine
 
     running = lab.current()
     if path is not None:
