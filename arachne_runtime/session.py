@@ -290,9 +290,9 @@ def _refuse_world(plan: Plan | None, world_size: int) -> None:
         )
     if plan is not None and len(plan.devices) != world_size:
         count = len(plan.devices)
+        devices = f"{count} device{'s' if count > 1 else ''} ({', '.join(rank_order(plan))})"
         raise UsageError(
-            f"the plan uses {count} devices ({', '.join(rank_order(plan))}), but there are {world_size} "
-            f"processes; start one a device: `arachne run plan.json -- train.py`, or `torchrun "
+            f"the plan uses {devices}, but there are {world_size} processes; start one a device: `arachne run plan.json -- train.py`, or `torchrun "
             f"--nproc-per-node {count} train.py`"
         )
 

@@ -155,6 +155,12 @@ def test_an_optimizer_that_needs_a_closure_is_refused():
         engine(optimizer=lambda p: torch.optim.LBFGS(p))
 
 
+@pytest.mark.parametrize("made", [None, [1]])
+def test_a_function_that_returns_no_optimizer_is_refused(made):
+    with pytest.raises(UsageError, match=rf"returned {type(made).__name__}, not a torch.*return"):
+        engine(optimizer=lambda p: made)
+
+
 def test_a_loss_of_many_numbers_is_refused():
     with pytest.raises(ModelError, match=r"must return one number.*shape \(4, 3\)"):
         engine(loss=lambda output, batch: output - batch[1]).step(batch())

@@ -328,6 +328,7 @@ EXISTING = nn.Sequential(nn.Linear(2, 2))
     ("factory", "message"),
     [
         (Plain, "Plain does not say which of its submodules are blocks; mark the class @arachne.pipelined"),
+        (EXISTING, "a model .Sequential. where a function that makes one is wanted.* lambda"),
         (lambda: 3, "the model factory returned int, not an nn.Module"),
         (lambda: EXISTING, "0.weight has memory already: the model existed before"),
         (lambda: nn.Sequential(nn.LazyLinear(2)), "0.weight has no shape yet: lazy modules"),

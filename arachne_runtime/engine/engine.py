@@ -116,7 +116,7 @@ class Engine:
         parameters = [parameter for _, parameter in self.named_parameters()]
         self.optimizer = optimizer(parameters) if parameters else None
         """None on a stage without parameters."""
-        if self.optimizer is not None:
+        if parameters:
             refuse_optimizer(self.optimizer)
         self.schedule = lr_schedule(self.optimizer) if lr_schedule and self.optimizer else None
         self.num_steps = 0

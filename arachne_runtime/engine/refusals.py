@@ -106,9 +106,15 @@ def _whole_batch_at_once(plan: Plan, block: int) -> bool:
     return all(sees_whole_batch(plan, s) for p in plan.pipelines for s in p.stages if block in s.blocks)
 
 
-def refuse_optimizer(optimizer: Optimizer) -> None:
-    """Refuse an optimizer that evaluates the model again inside its step; UsageError."""
-    closure = inspect.signature(optimizer.step).parameters.get("closure")
+def refuse_optimizer(optimizer: Optimizer | None) -> None:
+    """Refuse what is no optimizer, and one that evaluates the model again inside its step; UsageError."""
+    step = getattr(optimizer, "step", None)
+    if not callable(step):
+        raise UsageError(
+            f"optimizer= returned {type(optimizer).__name__}, not a torch.optim.Optimizer, and nothing would "
+            "be trained; return one: optimizer=lambda p: torch.optim.AdamW(p, lr=3e-4)"
+        )
+    closure = inspect.signature(step).parameters.get("closure")
     if closure is not None and closure.default is inspect.Parameter.empty:
         raise UsageError(
             f"{type(optimizer).__name__}.step needs a closure that evaluates the model again, which a "

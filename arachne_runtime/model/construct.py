@@ -36,6 +36,12 @@ def construct(factory: Callable[[], nn.Module]) -> Construction:
             buffers cannot be built this way.
 
     """
+    if isinstance(factory, nn.Module):
+        name = type(factory).__name__
+        raise ModelError(
+            f"a model ({name}) where a function that makes one is wanted: each rank builds its own part; "
+            f"pass the class, or lambda: {name}(...)"
+        )
     log = WriteLog("meta")
     with torch.random.fork_rng(devices=[]), parameters_on_meta(), log:
         torch.manual_seed(_CONSTRUCTION_SEED)
