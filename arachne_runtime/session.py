@@ -292,8 +292,8 @@ def _refuse_world(plan: Plan | None, world_size: int) -> None:
         count = len(plan.devices)
         devices = f"{count} device{'s' if count > 1 else ''} ({', '.join(rank_order(plan))})"
         raise UsageError(
-            f"the plan uses {devices}, but there are {world_size} processes; start one a device: `arachne run plan.json -- train.py`, or `torchrun "
-            f"--nproc-per-node {count} train.py`"
+            f"the plan uses {devices}, but there are {world_size} processes; start one a device: "
+            f"`arachne run plan.json -- train.py`, or `torchrun --nproc-per-node {count} train.py`"
         )
 
 
