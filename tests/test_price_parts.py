@@ -76,7 +76,7 @@ def test_the_cluster_file_overrides_the_catalog():
     assert fleet.link("a-0", "a-0").seconds_per_byte == pytest.approx(1 / 3e9)
     assert fleet.link("a-0", "a-1").seconds_per_byte == pytest.approx(1 / 0.5e9)
     assert fleet.link("a-0", "a-1").latency_s == pytest.approx(7e-6)
-    assert fleet.link("a-0", "a-1").measured
+    assert fleet.link("a-0", "a-1").curves
     v100 = NodeEntry(name="b", device="V100-16", gpus=2)
     plain = Fleet(Cluster(node=(v100,), network=Network(inter_GBps=9.0)), _profile())
     assert plain.node("b").memory_bytes == catalog.device("V100-16").memory_bytes

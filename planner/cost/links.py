@@ -68,11 +68,6 @@ class Link:
         """Whether the devices of a node share it: they have one NIC."""
         return self.scope is LinkScope.INTER
 
-    @property
-    def measured(self) -> bool:
-        """Whether any size was measured."""
-        return bool(self.curves)
-
     def seconds(self, size: Bytes, senders: int = 1) -> Seconds:
         """Seconds of ``size`` bytes from each of ``senders`` devices of the node at once."""
         key = (size, senders)

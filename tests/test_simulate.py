@@ -1,4 +1,4 @@
-"""Bounds of the price, and the price itself against a simulator that is too simple to be wrong."""
+"""The event simulation: against one too simple to be wrong, against its closed form, and monotone."""
 
 import random
 from itertools import pairwise
@@ -11,10 +11,11 @@ from hypothesis import strategies as st
 
 from arachne_runtime.plan.plan import ScheduleKind
 from arachne_runtime.plan.schedule import Work, stage_actions
-from planner.cost import Estimate, bracket, lower_bound, pipeline_floors, price
+from planner.cost import Estimate, price
 from planner.cost.simulate import Actor, Stages, play
 from planner.exhaustive import Limits, random_request
 from planner.request import Request
+from planner.search.cut import Cut
 from tests.test_exhaustive import every_plan
 
 KINDS = (ScheduleKind.GPIPE, ScheduleKind.ONE_F_ONE_B)
@@ -101,15 +102,6 @@ def test_alike_senders_with_unlike_messages_are_waited_for_until_the_last():
     assert play(KINDS[1], 1, (senders, (receiver,))).ready_s[1] == (1 + 2 + 1 + 1,)
 
 
-@settings(deadline=None, max_examples=200)
-@given(stages=any_stages(), micro_batches=st.integers(1, 6), kind=st.sampled_from(KINDS))
-def test_no_stage_is_done_before_its_floor(stages, micro_batches, kind):
-    ready = play(kind, micro_batches, stages).ready_s
-    floors = pipeline_floors(kind, micro_batches, stages)
-    for floor, row in zip(floors, ready, strict=True):
-        assert floor <= max(row) + 1e-9
-
-
 @settings(deadline=None, max_examples=100)
 @given(stages=any_stages(), micro_batches=st.integers(1, 6), kind=st.sampled_from(KINDS), data=st.data())
 def test_a_faster_replica_never_makes_a_pipeline_slower(stages, micro_batches, kind, data):
@@ -130,37 +122,18 @@ def chain(seconds: list[tuple[float, float]]) -> Stages:
     )
 
 
-@pytest.mark.parametrize(("kind", "most_high", "most_low"), [(KINDS[0], 0.2, 0.45), (KINDS[1], 0.3, 0.35)])
-def test_the_closed_form_is_a_bracket_of_known_width(kind, most_high, most_low):
+def test_the_closed_form_is_never_low_and_a_little_high():
     rng = random.Random(1)
-    high, low = [], []
+    high = []
     for _ in range(2000):
         depth, micro_batches = rng.randint(2, 8), rng.randint(1, 32)
         seconds = [(rng.uniform(0.3, 1), rng.uniform(0.3, 3)) for _ in range(depth)]
-        found = play(kind, micro_batches, chain(seconds)).seconds
-        closed = bracket(kind, [f for f, _ in seconds], [b for _, b in seconds], micro_batches)
-        high.append(closed.high_s / found - 1)
-        low.append(1 - closed.low_s / found)
+        found = play(ScheduleKind.ONE_F_ONE_B, micro_batches, chain(seconds)).seconds
+        both = [f + b for f, b in seconds]
+        high.append(Cut((), max(both), sum(both)).pipeline_s(micro_batches) / found - 1)
     assert min(high) > -1e-9
-    assert min(low) > -1e-9
-    assert max(high) < most_high
-    assert max(low) < most_low
+    assert max(high) < 0.3
     assert mean(high) < 0.04
-    assert mean(low) < 0.1
-
-
-def test_no_plan_is_cheaper_than_its_lower_bound():
-    ratios = []
-    for seed in range(12):
-        request = random_request(seed, Limits(devices=3, blocks=3, global_batch=4, micro_batch=2))
-        plans = list(every_plan(request))
-        for plan in random.Random(seed).sample(plans, min(60, len(plans))):
-            found = price(plan, request)
-            if isinstance(found, Estimate):
-                ratios.append(lower_bound(plan, request) / found.iteration_s)
-    assert len(ratios) > 200
-    assert max(ratios) < 1 + 1e-9
-    assert mean(ratios) > 0.9
 
 
 def faster(request: Request, device: str) -> Request:
