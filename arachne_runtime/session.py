@@ -203,6 +203,10 @@ class Session:
     ) -> Iterator[StepBatch]:
         """The batches of some epochs, in the one order that ``(seed, epoch)`` gives under every plan.
 
+        What the dataset's ``__getitem__`` draws from the global generators of torch, Python and NumPy follows
+        from (seed, epoch, sample), so that the ranks that read a sample's inputs and its targets agree;
+        ``collate_fn`` may not draw.
+
         Each batch stands for ``global_batch`` samples (fewer in the last of an epoch), of which this rank
         loads those that it needs.
 

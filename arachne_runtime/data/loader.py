@@ -6,10 +6,11 @@ from itertools import pairwise
 from typing import Any, TypeAlias
 
 import torch
-from torch.utils.data import DataLoader, Dataset, IterableDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate
 
 from ..errors import UsageError
 from .batch import slice_rows
+from .chance import Seeded, refusing_draws
 from .order import GlobalOrder
 
 NeededRows: TypeAlias = Callable[[int], Sequence[range]]
@@ -55,11 +56,15 @@ def load_steps(
     Workers read ahead across steps and epochs. A rank that needs no rows gets batches without rows, so that
     all ranks take the same number of steps.
     """
-    pieces = (order.samples(step, rows) for step in steps for rows in merged(needed(order.num_rows(step))))
+    pieces = (
+        [(step // order.steps_per_epoch, sample) for sample in order.samples(step, rows)]
+        for step in steps
+        for rows in merged(needed(order.num_rows(step)))
+    )
     loader: DataLoader[Any] = DataLoader(
-        dataset,
+        Seeded(dataset, order.seed),
         batch_sampler=_Listed(pieces),
-        collate_fn=settings.collate_fn,
+        collate_fn=refusing_draws(settings.collate_fn or default_collate, "collate_fn"),
         num_workers=settings.num_workers,
         pin_memory=settings.pin_memory,
         generator=torch.Generator().manual_seed(order.seed),  # else it draws from the script's random state
@@ -99,8 +104,8 @@ def num_samples_of(dataset: Dataset[Any]) -> int:
 class _Listed:
     """A batch sampler that yields lists of indices once, in order."""
 
-    def __init__(self, lists: Iterator[list[int]]) -> None:
+    def __init__(self, lists: Iterator[list[tuple[int, int]]]) -> None:
         self._lists = lists
 
-    def __iter__(self) -> Iterator[list[int]]:
+    def __iter__(self) -> Iterator[list[tuple[int, int]]]:
         return self._lists

@@ -1,7 +1,5 @@
 """Finds, while a stage runs, what would depend on how a plan splits a batch and no module announces."""
 
-import random
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -11,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from ..data.batch import num_rows_of, slice_rows
+from ..data.chance import random_states
 from ..errors import ModelError, UnsupportedPlanError, UsageError
 
 _TOLERANCES = {torch.float64: 1e-7, torch.float32: 1e-4}
@@ -134,14 +133,10 @@ class Watch:
                     "replica, one micro-batch and no recomputation, or waive this with stochastic=True"
                 )
 
-    def _random_states(self) -> list[object]:
-        states: list[object] = [torch.get_rng_state().numpy().tobytes(), random.getstate()]
-        if self.device.type == "cuda":
-            states.append(torch.cuda.get_rng_state(self.device).numpy().tobytes())
-        if "numpy.random" in sys.modules:
-            _, keys, position, *rest = sys.modules["numpy.random"].get_state()
-            states.append((keys.tobytes(), position, *rest))
-        return states
+    def _random_states(self) -> tuple[object, ...]:
+        if self.device.type != "cuda":
+            return random_states()
+        return *random_states(), torch.cuda.get_rng_state(self.device).numpy().tobytes()
 
 
 def _persistent(stage: nn.Module) -> Iterator[tuple[str, nn.Module, str]]:
