@@ -70,8 +70,8 @@ class _Drawless:
 
 def random_states() -> tuple[object, ...]:
     """States of torch's CPU generator, of Python's, and of NumPy's global one."""
-    _, keys, *rest = numpy_random.get_state(legacy=True)
-    return torch.get_rng_state().numpy().tobytes(), random.getstate(), keys.tobytes(), *rest
+    numpy = numpy_random.get_state(legacy=True)
+    return torch.get_rng_state().numpy().tobytes(), random.getstate(), numpy[1].tobytes(), numpy[2:]
 
 
 def seed_all(seed: int) -> None:
