@@ -70,7 +70,7 @@ class _Drawless:
 
 def random_states() -> tuple[object, ...]:
     """States of torch's CPU generator, of Python's, and of NumPy's global one."""
-    numpy = numpy_random.get_state(legacy=True)
+    numpy: Any = numpy_random.get_state(legacy=True)
     return torch.get_rng_state().numpy().tobytes(), random.getstate(), numpy[1].tobytes(), numpy[2:]
 
 
