@@ -26,6 +26,7 @@ from launch.profiling.cluster_file import cluster_toml, write_cluster
 from launch.profiling.job import RankResult
 from launch.profiling.merge import Merged, extend, merge
 from launch.profiling.this_machine import gpu_type
+from launch.profiling.workload import load_workload, verify_blocks
 from planner.request import Request
 from tests.strategies import clusters
 
@@ -111,6 +112,49 @@ def test_what_cannot_be_profiled_is_refused_before_ranks_start(tmp_path, monkeyp
     options = typer.main.get_command(app()).commands["profile"]
     with pytest.raises(UsageError, match=re.escape(complaint)):
         options.main([*words, "--out", "found"], standalone_mode=False)
+
+
+FORGETFUL = """
+import torch
+from torch import nn
+import arachne_runtime as arachne
+
+@arachne.pipelined(first="stem", blocks="layers", last="head")  # and the activation?
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.stem, self.layers, self.head = nn.Linear(4, 4), nn.ModuleList([nn.Linear(4, 4)]), nn.Linear(4, 1)
+        self.activation = nn.ReLU()
+
+    def forward(self, x):
+        return self.head(self.activation(self.layers[0](self.stem(x))))
+
+def refuse(x):
+    raise RuntimeError("needs a GPU")
+
+def workload_of(model, batch):
+    return arachne.Workload(
+        name="net", model=model, loss=lambda out, batch: out.mean(), batch=batch, sequence=1,
+        optimizer=lambda p: torch.optim.SGD(p, lr=1.0),
+    )
+
+WORKLOAD = workload_of(Net, lambda n: torch.ones(n, 4))
+NO_BATCH = workload_of(Net, refuse)
+"""
+
+
+def test_a_model_that_its_blocks_do_not_compute_is_refused_before_ranks_start(tmp_path):
+    (tmp_path / "net.py").write_text(FORGETFUL)
+    words = [sys.executable, "-m", "launch", "profile", f"{tmp_path}/net.py:WORKLOAD", "--out", str(tmp_path)]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=60)
+    assert done.returncode != 0
+    assert "Net.forward and its blocks in a row differ by up to" in done.stderr
+    assert not (tmp_path / "profile.json").exists()
+
+
+def test_a_model_that_cannot_run_on_this_machine_is_left_to_its_ranks(tmp_path):
+    (tmp_path / "net.py").write_text(FORGETFUL)
+    verify_blocks(load_workload(f"{tmp_path}/net.py:NO_BATCH"))
 
 
 @given(clusters())

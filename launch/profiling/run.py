@@ -13,7 +13,7 @@ from .. import lab
 from ..progress import line_of
 from ..torchrun import run_ranks
 from .job import ProfileJob, RankResult
-from .workload import load_workload
+from .workload import load_workload, verify_blocks
 
 
 def measure(
@@ -24,7 +24,7 @@ def measure(
     Raises UsageError for devices that this machine does not hold, WorkerFailedError with a rank's own words.
     """
     devices = _devices(cluster, node)
-    load_workload(workload)  # a mistyped name ends here, before ranks start
+    verify_blocks(load_workload(workload))  # a mistyped name or model ends here, before ranks start
     with tempfile.TemporaryDirectory(prefix="arachne-profile-") as scratch:
         folder = Path(scratch)
         job = ProfileJob(

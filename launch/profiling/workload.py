@@ -6,8 +6,12 @@ import sys
 from pathlib import Path
 from types import ModuleType
 
-from arachne_runtime.errors import UsageError
+from arachne_runtime.errors import ModelError, UsageError
+from arachne_runtime.model.parts import ModelParts
 from arachne_runtime.model.workload import Workload
+
+LARGEST_VERIFIED_BYTES = 1 << 30
+"""Parameters of the largest model that is run whole before it is measured."""
 
 
 def load_workload(name: str) -> Workload:
@@ -22,6 +26,23 @@ def load_workload(name: str) -> Workload:
     known = ", ".join(key for key, value in vars(module).items() if isinstance(value, Workload))
     what = f"is a {type(found).__name__}" if hasattr(module, attribute) else "does not exist"
     raise UsageError(f"{name} {what}; an arachne.Workload is needed (in {place}: {known or 'none'})")
+
+
+def verify_blocks(workload: Workload) -> None:
+    """Refuse a model whose blocks in a row do not compute what its ``forward`` does; ModelError.
+
+    A module that ``@pipelined`` forgets is missed by nothing else if it has no parameters. Left out where the
+    model is large, or cannot run here: layers for GPUs only.
+    """
+    try:
+        parts = ModelParts.of(workload.model)
+        infos = [info for block in range(parts.num_blocks) for info in parts.parameters_of(block)]
+        if sum(info.numel * info.dtype.itemsize for info in infos) <= LARGEST_VERIFIED_BYTES:
+            parts.verify(workload.batch(2), inputs=workload.inputs)
+    except ModelError:
+        raise
+    except Exception:  # the user's own code: the ranks tell it, with the device that it may need
+        return
 
 
 def _module(place: str) -> ModuleType:
