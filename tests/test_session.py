@@ -51,14 +51,7 @@ def _alone(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def torchrun(num_ranks: int, *command: str) -> subprocess.CompletedProcess[str]:
-    start = (
-        "-m",
-        "torch.distributed.run",
-        "--nproc-per-node",
-        str(num_ranks),
-        "--master-port",
-        str(free_port()),
-    )
+    start = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(num_ranks))
     variables = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     return subprocess.run(
         [sys.executable, *start, *command],

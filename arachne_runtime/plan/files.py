@@ -83,8 +83,13 @@ def digest(document: Document) -> str:
 
 def write(document: Document, path: Path) -> None:
     """Write a document as JSON, whole or not at all."""
+    write_whole(path, encode(document))
+
+
+def write_whole(path: Path, content: bytes) -> None:
+    """Write a file that a reader sees as it was or as it will be, never in between."""
     scratch = path.with_name(path.name + ".part")
-    scratch.write_bytes(encode(document))
+    scratch.write_bytes(content)
     scratch.replace(path)
 
 

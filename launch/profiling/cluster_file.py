@@ -7,13 +7,12 @@ import msgspec
 
 from arachne_runtime.plan.cluster import Cluster
 from arachne_runtime.plan.document import Document
+from arachne_runtime.plan.files import write_whole
 
 
 def write_cluster(cluster: Cluster, path: Path) -> None:
     """Write ``cluster.toml``, whole or not at all."""
-    scratch = path.with_name(path.name + ".part")
-    scratch.write_text(cluster_toml(cluster))
-    scratch.replace(path)
+    write_whole(path, cluster_toml(cluster).encode())
 
 
 def cluster_toml(cluster: Cluster) -> str:

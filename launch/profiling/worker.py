@@ -17,6 +17,7 @@ from arachne_runtime.measure.blocks import measure_blocks
 from arachne_runtime.measure.links import LinkTrial, measure_links
 from arachne_runtime.measure.together import Together
 from arachne_runtime.plan.cluster import index_of
+from arachne_runtime.plan.files import write_whole
 from arachne_runtime.plan.profile import LinkTiming
 
 from .job import ProfileJob, RankResult
@@ -35,7 +36,7 @@ def main(job_file: Path) -> None:
         together = Together.of_default_group()
         answers = together.gather(msgspec.json.encode(_measure(job, rank, device, together)))
         if rank == 0:
-            _replace(Path(job.results), b"[" + b",".join(answers) + b"]")
+            write_whole(Path(job.results), b"[" + b",".join(answers) + b"]")
         together.barrier()
 
 
@@ -81,14 +82,7 @@ class _Progress:
 
     def _say(self, line: str) -> None:
         if self._file is not None:
-            _replace(self._file, line.encode())
-
-
-def _replace(path: Path, data: bytes) -> None:
-    """Write a file that a reader sees whole or not at all."""
-    scratch = path.with_name(path.name + ".part")
-    scratch.write_bytes(data)
-    scratch.replace(path)
+            write_whole(self._file, line.encode())
 
 
 def _device(kind: str, name: str) -> torch.device:
