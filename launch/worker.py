@@ -10,10 +10,12 @@ import os
 import runpy
 import signal
 import sys
+import sysconfig
 import threading
 import time
 import traceback
 from contextlib import suppress
+from enum import Enum, auto
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -49,7 +51,16 @@ _LOST_PEER = (
 _OUR_FOLDERS = tuple(
     str(Path(__file__).parents[1] / name) for name in ("arachne_runtime", "planner", "launch")
 )
+_LIBRARY_FOLDERS = ("<", *(sysconfig.get_path(name) + os.sep for name in ("stdlib", "purelib", "platlib")))
 _RUNNERS = (__file__, runpy.__file__, "<frozen runpy>", "<frozen importlib._bootstrap>")
+
+
+class _Owner(Enum):
+    """Whose code a line of a traceback is."""
+
+    USER = auto()
+    OURS = auto()
+    LIBRARY = auto()
 
 
 def main() -> NoReturn:
@@ -173,16 +184,21 @@ def _kind(error: BaseException) -> str:
 
 
 def _lines(error: BaseException) -> list[str]:
-    """The traceback from the user's script on; of our own errors only the user's lines."""
-    hidden = _OUR_FOLDERS if isinstance(error, ArachneError) else ()
-    shown = [
-        frame
-        for frame in traceback.extract_tb(error.__traceback__)
-        if not frame.filename.startswith(hidden) and frame.filename not in _RUNNERS
-    ]
+    """The traceback from the user's script on; without our lines where the fault lies in the user's."""
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if f.filename not in _RUNNERS]
+    whose = [_owner(frame) for frame in frames]
+    last = max((i for i, owner in enumerate(whose) if owner is not _Owner.LIBRARY), default=-1)
+    ours_hidden = isinstance(error, ArachneError) or (last >= 0 and whose[last] is _Owner.USER)
+    shown = [f for f, owner in zip(frames, whose, strict=True) if not (ours_hidden and owner is _Owner.OURS)]
     if isinstance(error, SyntaxError):
         return [line.rstrip() for line in traceback.format_exception_only(error)[:-1]]
     return [line for text in traceback.format_list(shown) for line in text.rstrip().splitlines()]
+
+
+def _owner(frame: traceback.FrameSummary) -> _Owner:
+    if frame.filename.startswith(_OUR_FOLDERS):
+        return _Owner.OURS
+    return _Owner.LIBRARY if frame.filename.startswith(_LIBRARY_FOLDERS) else _Owner.USER
 
 
 def _causes(error: BaseException) -> list[str]:

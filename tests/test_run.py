@@ -151,6 +151,20 @@ def test_a_failure_is_told_with_rank_place_words_notes_and_lines(tmp_path, plan_
     assert "The direct cause" in (tmp_path / "logs" / "rank-1.traceback").read_text().replace("the ", "The ")
 
 
+def test_an_error_in_the_users_own_function_is_told_without_the_lines_of_its_caller(tmp_path, plan_file):
+    fault = (
+        "if rank == 1:\n        from arachne_runtime import ModelParts\n"
+        "        def model(): return 1 / 0\n        ModelParts.of(model)"
+    )
+    with pytest.raises(WorkerFailedError) as caught:
+        run_plan(plan_file, [failing(tmp_path, fault)])
+    told = str(caught.value)
+    assert "ZeroDivisionError: division by zero" in told
+    assert "def model(): return 1 / 0" in told
+    assert "ModelParts.of(model)" in told
+    assert "arachne_runtime/model" not in told
+
+
 @pytest.mark.parametrize(
     ("fault", "headline", "code", "how"),
     [
