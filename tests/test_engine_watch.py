@@ -233,3 +233,34 @@ def test_ranks_that_were_given_different_things_are_told(what, told):
 def test_ranks_that_were_given_the_same_train():
     first, second = run_ranks(2, differing, "nothing")
     assert first == second
+
+
+class Twice(Line):
+    """One tensor and a view of it."""
+
+    def forward(self, x):
+        y = super().forward(x)
+        return y, y[:, :2]
+
+
+class Joins(nn.Module):
+    def __init__(self, in_place):
+        super().__init__()
+        self.in_place = in_place
+
+    def forward(self, a, b):
+        a = a.add_(1) if self.in_place else a + 1
+        return a + F.pad(b, (0, 1))
+
+
+def crossing(plan, in_place):
+    return engine(plan, Twice, lambda: Joins(in_place)).step(batch()).loss
+
+
+@pytest.mark.parametrize("recompute", [False, True])
+def test_a_change_in_place_of_what_shared_memory_across_a_boundary_is_refused(recompute):
+    plan = plan_of(stage((0, 1), "a:0"), stage((1, 2), "a:1", recompute=recompute))
+    alone = run_ranks(1, crossing, PARTS, False)
+    assert abs(run_ranks(2, crossing, plan, False)[0] - alone[0]) < 1e-12
+    with pytest.raises(WorkerFailedError, match="shared memory with another output of block 0"):
+        run_ranks(2, crossing, plan, True)

@@ -138,6 +138,12 @@ class Courier:
         assert self._incoming is not None
         return tuple(form.requires_grad for form in self._incoming)
 
+    @property
+    def shares_memory(self) -> tuple[bool, ...]:
+        """Which of them shared memory with another where they came from."""
+        assert self._incoming is not None
+        return tuple(form.shares_memory for form in self._incoming)
+
     def _form_is_known(self, transfer: Transfer) -> bool:
         backward = transfer.target.work is Work.BACKWARD
         return self._outgoing is not None if backward else transfer.sender in self._known

@@ -151,8 +151,7 @@ class Player:
         self, inputs: tuple[Tensor, ...], context: Mapping[str, Tensor], blocks: range
     ) -> tuple[Tensor, ...]:
         if not self._play.recompute:
-            outputs: tuple[Tensor, ...] = self._play.stage(inputs, context, blocks)
-            return outputs
+            return self._through(inputs, context, blocks)
         keep_random = self._play.stochastic
         return checkpoint(  # type: ignore[no-any-return]
             self._on_copies, inputs, context, blocks, use_reentrant=False, preserve_rng_state=keep_random
@@ -162,7 +161,22 @@ class Player:
         self, inputs: tuple[Tensor, ...], context: Mapping[str, Tensor], blocks: range
     ) -> tuple[Tensor, ...]:
         """The stage run again must begin where it began, though a block may change its input in place."""
-        outputs: tuple[Tensor, ...] = self._play.stage(tuple(t.clone() for t in inputs), context, blocks)
+        return self._through(tuple(tensor.clone() for tensor in inputs), context, blocks)
+
+    def _through(
+        self, inputs: tuple[Tensor, ...], context: Mapping[str, Tensor], blocks: range
+    ) -> tuple[Tensor, ...]:
+        """Run blocks; ModelError where they change what shared its memory before it crossed a boundary."""
+        received = not self._play.is_first and blocks.start == self._play.stage.block_range.start
+        shared = self._courier.shares_memory if received else ()
+        before = [(t, t._version) for t, flag in zip(inputs, shared, strict=False) if flag]
+        outputs: tuple[Tensor, ...] = self._play.stage(inputs, context, blocks)
+        if any(tensor._version != version for tensor, version in before):
+            raise ModelError(
+                f"block {blocks.start} or one behind it changes its input in place, which shared memory with "
+                f"another output of block {blocks.start - 1}: one process would see the change in both; "
+                "return copies (.clone()) from that block"
+            )
         return outputs
 
     def _weighted_loss(

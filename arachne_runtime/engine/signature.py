@@ -1,5 +1,6 @@
 """What crosses a boundary, apart from its values: dtype, shape of a sample, whether gradients come back."""
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -13,8 +14,10 @@ MAX_TENSORS = 16
 """Tensors that may cross one boundary; fixes the size of a header."""
 MAX_DIMS = 8
 """Dims of such a tensor, the rows included."""
-HEADER_LENGTH = 1 + MAX_TENSORS * (3 + MAX_DIMS)
-"""Whole numbers in a header: how many tensors, then dtype, requires_grad, dims and shape of each."""
+_FIXED = 4
+"""Numbers of a tensor before its shape."""
+HEADER_LENGTH = 1 + MAX_TENSORS * (_FIXED + MAX_DIMS)
+"""Whole numbers in a header: how many tensors, then of each dtype, requires_grad, shares_memory, dims, shape."""
 
 _DTYPES = (
     torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.int16,
@@ -31,6 +34,8 @@ class TensorForm:
     shape: tuple[int, ...]
     """Without the leading dim, which holds the rows."""
     requires_grad: bool
+    shares_memory: bool = False
+    """With another tensor of the boundary: a change in place would show in both, but not across ranks."""
 
 
 Signature: TypeAlias = tuple[TensorForm, ...]
@@ -42,17 +47,18 @@ def signature_of(tensors: Sequence[Tensor], num_rows: int) -> Signature:
         raise ModelError(
             f"{len(tensors)} tensors leave a stage; at most {MAX_TENSORS} can: stack some of them"
         )
-    return tuple(_form(tensor, num_rows) for tensor in tensors)
+    memory = Counter(tensor.untyped_storage().data_ptr() for tensor in tensors if tensor.numel())
+    return tuple(_form(t, num_rows, memory[t.untyped_storage().data_ptr()] > 1) for t in tensors)
 
 
-def _form(tensor: Tensor, num_rows: int) -> TensorForm:
+def _form(tensor: Tensor, num_rows: int, shares_memory: bool) -> TensorForm:
     shape = tuple(tensor.shape)
     if not shape or shape[0] != num_rows or len(shape) > MAX_DIMS or tensor.dtype not in _DTYPES:
         raise ModelError(
             f"a {tensor.dtype} tensor of shape {shape} leaves a stage that was given {num_rows} rows; what "
             f"crosses a boundary has the rows in dim 0 and at most {MAX_DIMS} dims; give the rest as context"
         )
-    return TensorForm(tensor.dtype, shape[1:], tensor.requires_grad)
+    return TensorForm(tensor.dtype, shape[1:], tensor.requires_grad, shares_memory)
 
 
 def encode(signature: Signature) -> Tensor:
@@ -60,20 +66,21 @@ def encode(signature: Signature) -> Tensor:
     numbers = [len(signature)]
     for form in signature:
         padding = [0] * (MAX_DIMS - len(form.shape))
-        numbers += [_DTYPES.index(form.dtype), form.requires_grad, len(form.shape), *form.shape, *padding]
+        numbers += [_DTYPES.index(form.dtype), form.requires_grad, form.shares_memory]
+        numbers += [len(form.shape), *form.shape, *padding]
     return torch.tensor(numbers + [0] * (HEADER_LENGTH - len(numbers)))
 
 
 def decode(header: Tensor) -> Signature:
     """The signature of a header."""
     count, *numbers = header.tolist()
-    width = 3 + MAX_DIMS
+    width = _FIXED + MAX_DIMS
     return tuple(_read(numbers[i * width : (i + 1) * width]) for i in range(count))
 
 
 def _read(numbers: Sequence[int]) -> TensorForm:
-    dtype, requires_grad, dims, *shape = numbers
-    return TensorForm(_DTYPES[dtype], tuple(shape[:dims]), bool(requires_grad))
+    dtype, requires_grad, shares_memory, dims, *shape = numbers
+    return TensorForm(_DTYPES[dtype], tuple(shape[:dims]), bool(requires_grad), bool(shares_memory))
 
 
 def gradients_of(signature: Signature) -> Signature:
