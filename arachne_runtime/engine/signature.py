@@ -17,7 +17,7 @@ MAX_DIMS = 8
 _FIXED = 4
 """Numbers of a tensor before its shape."""
 HEADER_LENGTH = 1 + MAX_TENSORS * (_FIXED + MAX_DIMS)
-"""Whole numbers in a header: how many tensors, then of each dtype, requires_grad, shares_memory, dims, shape."""
+"""Whole numbers in a header: how many tensors; of each dtype, requires_grad, shares_memory, dims, shape."""
 
 _DTYPES = (
     torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.int16,
