@@ -31,7 +31,7 @@ class Request:
         _check_arguments(self)
         problems = list(_mismatches(self))
         if problems:
-            raise InvalidFileError("profile", problems)
+            raise InvalidFileError(f"the profile of {self.profile.model}", problems)
         _check_measured(self)
         self.fleet  # noqa: B018 - an unknown device type ends here, not in the middle of a search
 

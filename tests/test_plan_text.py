@@ -14,7 +14,7 @@ plan of tiny
   global batch  32 samples of 16 tokens
   schedule      1f1b
   blocks        5
-  devices       6 (2 A100-40, 4 V100-16)
+  devices       6 (2 A100-40, 4 V100-16); not used: 2 A100-40
   predicted     500 ms an iteration, 64 samples/s
   made by       arachne 0.1.0, seed 7
     cluster     sha256:1

@@ -141,9 +141,11 @@ class Profile(Document, frozen=True, kw_only=True, dict=True):
             return Cost(row.forward_s, row.backward_s, row.activation_bytes, row.source)
         if at == 0 or at == len(rows):
             have = ", ".join(str(r.samples) for r in rows) or "nothing"
+            asked = f"{samples} sample{'s' if samples > 1 else ''}"
+            largest = max([samples, *(r.samples for r in rows)])
             raise NotMeasuredError(
                 f"profile of {self.model}: block kind {kind!r} on {device} with TP {tp} was not measured for "
-                f"{samples} samples (measured: {have}); run `arachne profile` with that range"
+                f"{asked} (measured: {have}); run `arachne profile` with --samples from 1 to {largest}"
             )
         return _between(rows[at - 1], rows[at], samples)
 

@@ -1,9 +1,9 @@
 """A plan as text for people: one fact a line, no column that a neighbour can move, so it diffs well."""
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
-from ..units import format_bytes, format_seconds
+from ..units import format_bytes, format_seconds, significant
 from .cluster import Cluster
 from .plan import Pipeline, Plan, Replica, Stage
 
@@ -21,13 +21,13 @@ def describe(plan: Plan, cluster: Cluster | None = None) -> str:
 
 def _head(plan: Plan, cluster: Cluster | None) -> Iterator[str]:
     yield f"plan of {plan.model}"
-    yield f"  global batch  {plan.global_batch} samples of {_count(plan.sequence, 'token')}"
+    yield f"  global batch  {_count(plan.global_batch, 'sample')} of {_count(plan.sequence, 'token')}"
     yield f"  schedule      {plan.schedule}"
     yield f"  blocks        {plan.num_blocks}"
     yield f"  devices       {_devices(plan, cluster)}"
     if plan.predicted is not None:
         seconds, rate = format_seconds(plan.predicted.iteration_s), plan.predicted.samples_per_s
-        yield f"  predicted     {seconds} an iteration, {rate:.4g} samples/s"
+        yield f"  predicted     {seconds} an iteration, {significant(rate, 4)} samples/s"
     if plan.made_by is not None:
         made = plan.made_by
         yield f"  made by       {made.solver} {made.version}, seed {made.seed}"
@@ -38,8 +38,14 @@ def _head(plan: Plan, cluster: Cluster | None) -> Iterator[str]:
 def _devices(plan: Plan, cluster: Cluster | None) -> str:
     if cluster is None:
         return f"{len(plan.devices)}"
-    types = Counter(cluster.device_type(device) for device in plan.devices)
-    return f"{len(plan.devices)} ({', '.join(f'{count} {kind}' for kind, count in sorted(types.items()))})"
+    used = set(plan.devices)
+    unused = _types([device for device in cluster.devices if device not in used], cluster)
+    return f"{len(used)} ({_types(plan.devices, cluster)})" + (f"; not used: {unused}" if unused else "")
+
+
+def _types(devices: Iterable[str], cluster: Cluster) -> str:
+    types = Counter(cluster.device_type(device) for device in devices)
+    return ", ".join(f"{count} {kind}" for kind, count in sorted(types.items()))
 
 
 def _pipeline(plan: Plan, p: int, pipeline: Pipeline, cluster: Cluster | None) -> Iterator[str]:

@@ -11,7 +11,7 @@ import typer
 from arachne_runtime.errors import ExitCode, NotMeasuredError, UsageError
 from arachne_runtime.plan.files import read_cluster, read_plan
 from arachne_runtime.plan.plan import Plan
-from arachne_runtime.units import format_bytes, format_seconds
+from arachne_runtime.units import format_bytes, format_seconds, significant
 
 from ..inputs import model_from, profile_from
 
@@ -130,7 +130,7 @@ def _cells(row: Row, best: float) -> tuple[str, ...]:
     if row.estimate is None:
         return row.name, "does not fit" if row.plan else "no plan", "-", "-", devices, "-"
     memory = format_bytes(max(row.estimate.peak_bytes.values()))
-    seconds, rate = format_seconds(row.estimate.iteration_s), f"{row.samples_per_s:.4g}"
+    seconds, rate = format_seconds(row.estimate.iteration_s), significant(row.samples_per_s, 4)
     return row.name, seconds, rate, f"{best / row.samples_per_s:.3f}x", devices, memory
 
 

@@ -16,7 +16,7 @@ from arachne_runtime.plan.files import encode, read_cluster, write
 from arachne_runtime.plan.model import ModelSpec
 from arachne_runtime.plan.plan import Plan
 from arachne_runtime.plan.text import describe
-from arachne_runtime.units import format_seconds
+from arachne_runtime.units import format_seconds, significant
 
 from ..inputs import is_file_name, model_from, profile_from
 
@@ -107,7 +107,8 @@ def _as_text(plan: Plan, found: "Found", cluster: Cluster, out: Path | None) -> 
     lines = [
         describe(plan, cluster),
         "",
-        f"price: {format_seconds(estimate.iteration_s)} an iteration, {estimate.samples_per_s:.4g} samples/s",
+        f"price: {format_seconds(estimate.iteration_s)} an iteration, "
+        f"{significant(estimate.samples_per_s, 4)} samples/s",
         f"  limited by: {estimate.limits}",
         *(f"  not measured: {what}" for what in estimate.not_measured),
         f"search: {found.evaluations} plans priced in {format_seconds(found.seconds)}; {_verdict(found)}",
@@ -115,15 +116,20 @@ def _as_text(plan: Plan, found: "Found", cluster: Cluster, out: Path | None) -> 
     rivals = [(r.name, r.estimate.iteration_s) for r in found.rivals if r.estimate]
     lines += _table("rivals", rivals, estimate.iteration_s)
     lines += [f"  {r.name}: {r.reason}" for r in found.rivals if r.reason]
-    runners = [(_summary(p.plan), p.estimate.iteration_s) for p in found.runners_up]
-    lines += _table("runners-up", runners, estimate.iteration_s)
+    runners: dict[str, float] = {}
+    for runner in found.runners_up:  # from the fastest on
+        runners.setdefault(_summary(runner.plan), runner.estimate.iteration_s)
+    title = "runners-up (micro-batches x samples, replicas of each stage)"
+    lines += _table(title, list(runners.items()), estimate.iteration_s)
     if out is not None:
         lines.append(f"written to {out}")
     return "\n".join(lines)
 
 
 def _verdict(found: "Found") -> str:
-    return "no plan is faster (proven)" if found.proven else "the budget ended it, or no move helped"
+    return (
+        "no plan is faster (proven)" if found.proven else "a faster plan is not ruled out: see --time-budget"
+    )
 
 
 def _table(title: str, rows: list[tuple[str, float]], best_s: float) -> list[str]:

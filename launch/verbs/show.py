@@ -14,7 +14,7 @@ from arachne_runtime.plan.model import ModelSpec
 from arachne_runtime.plan.plan import Plan
 from arachne_runtime.plan.schedule_grid import pipeline_rows, print_grid
 from arachne_runtime.plan.text import describe
-from arachne_runtime.units import format_bytes, format_seconds
+from arachne_runtime.units import format_bytes, format_seconds, significant
 
 from ..inputs import model_from, profile_from
 from ..pricing import price_alone
@@ -85,7 +85,8 @@ def _estimate_lines(estimate: "Estimate") -> list[str]:
         rows.append((device, memory, *(format_seconds(value) for value in seconds)))
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return [
-        f"price: {format_seconds(estimate.iteration_s)} an iteration, {estimate.samples_per_s:.4g} samples/s",
+        f"price: {format_seconds(estimate.iteration_s)} an iteration, "
+        f"{significant(estimate.samples_per_s, 4)} samples/s",
         f"  limited by: {estimate.limits}",
         *(f"  not measured: {what}" for what in estimate.not_measured),
         *("  " + "  ".join(map(str.ljust, row, widths)).rstrip() for row in rows),
