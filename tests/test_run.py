@@ -243,6 +243,7 @@ def test_the_command_line_exits_with_1_for_a_worker_and_3_for_the_plan(tmp_path,
     assert done.returncode == 1
     assert "rank 2 failed (device a:0, pipeline 0, stage 1): RuntimeError: no memory left" in done.stderr
     assert "exited with code 1" in done.stderr
+    assert "the plan has 2 nodes (v, a): all start on this machine; --hosts hosts.toml" in done.stderr
     assert "Traceback" not in done.stderr
     plan_file.write_bytes(plan_file.read_bytes().replace(b'"global_batch": 2', b'"global_batch": 3'))
     done = arachne("run", str(plan_file), "--", *words)

@@ -15,7 +15,7 @@ from arachne_runtime.plan.files import read_plan
 from arachne_runtime.plan.placement import rank_order
 from arachne_runtime.plan.plan import Plan
 
-from .. import nodes
+from .. import lab, nodes
 from ..failure import RanksFailedError
 from ..hosts import Hosts, read_hosts
 
@@ -51,8 +51,17 @@ def command(
         return _on_hosts(asked, hosts, node)
     from ..torchrun import run_plan
 
+    _tell_one_machine(found)
     run_plan(plan, script, trace=trace, log_dir=log_dir)
     return None
+
+
+def _tell_one_machine(plan: Plan) -> None:
+    """Several nodes and no ``--hosts`` is a way to try a plan, and an easy omission."""
+    names = [found.name for found in nodes.nodes_of(plan)]
+    if len(names) > 1 and lab.current() is None:
+        where = "all start on this machine; --hosts hosts.toml starts each at its address"
+        print(f"the plan has {len(names)} nodes ({', '.join(names)}): {where}", file=sys.stderr)
 
 
 @dataclass(frozen=True, slots=True)
