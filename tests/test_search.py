@@ -21,6 +21,7 @@ from planner.exhaustive import Limits, random_request, solve
 from planner.peers import PEERS
 from planner.request import Request
 from planner.search import find_plan, is_small
+from planner.search.complete import Completer
 from planner.search.counts import packings
 from planner.search.diagnose import Needs
 from planner.search.exact import Exact, find_pools
@@ -254,3 +255,15 @@ def test_a_judge_prices_a_plan_once():
     assert [judge.price(plan) for _ in range(9)] == [judge.best_s] * 9
     assert judge.evaluations == 1
     assert plan.schedule in (ScheduleKind.GPIPE, ScheduleKind.ONE_F_ONE_B)
+
+
+def test_unlike_replicas_have_no_cut_where_the_global_batch_is_below_every_measured_share():
+    request = random_request(3, Limits(devices=6, blocks=3, micro_batch=4))
+    assert len({entry.device for entry in request.cluster.node}) == 2
+    timings = tuple(t for t in request.profile.timings if t.samples > 2)
+    profile = msgspec.structs.replace(request.profile, timings=timings)
+    few = Request(cluster=request.cluster, model=request.model, profile=profile, global_batch=2)
+    mixed = Completer(few, ScheduleKind.ONE_F_ONE_B)
+    stage = tuple(mixed.stage_tables.hardware(node.devices[0]) for node in few.cluster.nodes)
+    assert len(set(stage)) > 1
+    assert not any(mixed.cuts((stage,), size, 1) for size in mixed.micro_batches((stage,)))

@@ -100,13 +100,10 @@ class Completer:
         return sorted(n for n in sizes if widest <= n <= most)
 
     def _relative_speeds(self, stage: Sequence[Hardware]) -> list[float]:
-        paces = [self.pace(h, self.stage_tables.least_samples(h)) for h in stage]
-        return [max(paces) / pace for pace in paces]
-
-    def pace(self, hardware: Hardware, samples: int) -> Seconds:
-        """Seconds of the whole model on one replica, forward and backward."""
-        forward, backward = self.stage_tables.seconds(hardware, samples)
-        return float(forward[0, -1] + backward[0, -1])
+        """How many times as fast as the slowest; nothing where a share of any was not measured."""
+        tables = self.stage_tables
+        paces = [tables.whole_model_s(h, tables.least_samples(h)) for h in stage]
+        return [max(paces) / pace for pace in paces] if max(paces) < float("inf") else []
 
     def cuts(self, line: Line, micro_batch: int, micro_batches: int) -> tuple[Cut, ...]:
         """Useful cuts, the fastest slowest stage first, for a pipeline of so many micro-batches."""

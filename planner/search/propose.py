@@ -67,7 +67,6 @@ class Proposer:
             kind: n for kind, n in self.pools.items() if stage_tables.most_samples(self.hardware[kind])
         }
         self.max_depth = len(request.model.blocks)
-        self._whole: dict[tuple[str, int], Seconds] = {}
         sizes = request.model.bytes_per_parameter
         parameters = request.tables.parameters(0, self.max_depth)
         self.state_bytes: Bytes = parameters * (sizes.weight + sizes.gradient + sizes.optimizer)
@@ -107,19 +106,7 @@ class Proposer:
 
     def _whole_seconds(self, kind: str, samples: int) -> Seconds:
         """Seconds of the whole model for a share; ``inf`` where it was not measured."""
-        key = kind, samples
-        if key not in self._whole:
-            hardware = self.hardware[kind]
-            if (
-                self.stage_tables.least_samples(hardware)
-                <= samples
-                <= self.stage_tables.most_samples(hardware)
-            ):
-                forward, backward = self.stage_tables.seconds(hardware, samples)
-                self._whole[key] = float(forward[0, -1] + backward[0, -1])
-            else:
-                self._whole[key] = float("inf")
-        return self._whole[key]
+        return self.stage_tables.whole_model_s(self.hardware[kind], samples)
 
     def _sync_seconds(self, gradient_bytes: Bytes) -> Seconds:
         """Reduction of all gradients by all devices of a node through its NIC; a stage has its part of it."""

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from arachne_runtime.plan.cluster import node_of
-from arachne_runtime.units import Bytes
+from arachne_runtime.units import Bytes, Seconds
 
 from ..cost.memory import stage_memory
 from ..request import Request
@@ -49,6 +49,7 @@ class StageTables:
         self.floors = floors
         self.num_blocks = len(request.model.blocks)
         self._seconds: dict[tuple[Hardware, int], tuple[Table, Table]] = {}
+        self._whole: dict[tuple[Hardware, int], Seconds] = {}
         self._held: dict[tuple[Hardware, int, bool], NDArray[np.int64]] = {}
         self._times: dict[tuple[Hardware, int, int, bool], Table] = {}
         self._floors: dict[tuple[Hardware, int, int, int, bool], Table] = {}
@@ -78,6 +79,18 @@ class StageTables:
         if found is None:
             costs = self.request.tables.costs(hardware.device, hardware.tp, samples)
             found = self._seconds[key] = self._spread(costs.forward_s), self._spread(costs.backward_s)
+        return found
+
+    def whole_model_s(self, hardware: Hardware, samples: int) -> Seconds:
+        """Seconds of all blocks on one replica, forward and backward; ``inf`` where it was not measured."""
+        key = hardware, samples
+        found = self._whole.get(key)
+        if found is None:
+            found = float("inf")
+            if self.least_samples(hardware) <= samples <= self.most_samples(hardware):
+                forward, backward = self.seconds(hardware, samples)
+                found = float(forward[0, -1] + backward[0, -1])
+            self._whole[key] = found
         return found
 
     def held(self, hardware: Hardware, samples: int, recompute: bool) -> NDArray[np.int64]:
