@@ -257,13 +257,16 @@ def test_a_judge_prices_a_plan_once():
     assert plan.schedule in (ScheduleKind.GPIPE, ScheduleKind.ONE_F_ONE_B)
 
 
-def test_unlike_replicas_have_no_cut_where_the_global_batch_is_below_every_measured_share():
+def test_a_global_batch_below_every_measured_share_is_not_measured():
     request = random_request(3, Limits(devices=6, blocks=3, micro_batch=4))
-    assert len({entry.device for entry in request.cluster.node}) == 2
     timings = tuple(t for t in request.profile.timings if t.samples > 2)
     profile = msgspec.structs.replace(request.profile, timings=timings)
     few = Request(cluster=request.cluster, model=request.model, profile=profile, global_batch=2)
-    mixed = Completer(few, ScheduleKind.ONE_F_ONE_B)
-    stage = tuple(mixed.stage_tables.hardware(node.devices[0]) for node in few.cluster.nodes)
+    completer = Completer(few, ScheduleKind.ONE_F_ONE_B)
+    stage = tuple(completer.stage_tables.hardware(node.devices[0]) for node in few.cluster.nodes)
     assert len(set(stage)) > 1
-    assert not any(mixed.cuts((stage,), size, 1) for size in mixed.micro_batches((stage,)))
+    assert completer.micro_batches((stage,)) == [2]
+    with pytest.raises(NotMeasuredError, match="not measured for 1 sample"):
+        completer.cuts((stage,), 2, 1)
+    with pytest.raises(NotMeasuredError, match="not measured for"):
+        find_plan(few, evaluations=50)
