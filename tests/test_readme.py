@@ -22,7 +22,7 @@ ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
 READERS: dict[str, Callable[[Path], Any]] = {"cluster": read_cluster, "lab": read_lab, "hosts": read_hosts}
 ARACHNE = [sys.executable, "-m", "launch"]
-SAMPLES = ("--samples", "1,32")
+SAMPLES = ("--samples", "1")
 """Beside each profile: what a short test can measure."""
 
 

@@ -196,6 +196,6 @@ def _requirement(raw: dict[str, Any]) -> str:
     """What to install to read a newer document: the release that wrote it, where it says so."""
     made_by = raw.get("made_by")
     version = made_by.get("version") if isinstance(made_by, dict) else None
-    if isinstance(version, str) and _VERSION.fullmatch(version):
+    if isinstance(version, str) and _VERSION.fullmatch(version) and version != __version__:
         return f"arachne-hetero>={version}"
     return f"arachne-hetero>{__version__}"
