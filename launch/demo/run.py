@@ -20,6 +20,7 @@ from planner.request import Request
 from planner.search import find_plan, signed
 
 from ..lab import Lab, LabDevice, active
+from ..profiling.cluster_file import write_cluster
 from ..profiling.merge import merge
 from ..profiling.run import measure
 from ..torchrun import run_plan, run_ranks
@@ -33,8 +34,8 @@ LAB = Lab(
         LabDevice(name="slow-1", share=0.2),
     )
 )
-GLOBAL_BATCH = 96
-NUM_STEPS = 13
+GLOBAL_BATCH = 128
+NUM_STEPS = 11
 SAMPLES = (1, 2, 4, 8, 16, 32, 64)
 """Shares that are timed; no plan gives a replica more than the last."""
 WARM_UP_STEPS = 3
@@ -138,10 +139,9 @@ def demonstrate(
         uniform = _uniform_pipeline(request)
 
         def train(name: str, plan: Plan | None) -> Training:
-            with _following(
-                folder / f"{name}.jsonl", num_steps, lambda part: on_progress(f"train: {name}", part)
-            ):
-                return _train(name, plan, examples, folder, devices, num_steps)
+            log = folder / f"{_file_name(name)}.jsonl"
+            with _following(log, num_steps, lambda part: on_progress(f"train: {name}", part)):
+                return _train(name, plan, examples, log, devices, num_steps)
 
         return Demonstration(
             even=train("even DDP", None),
@@ -165,6 +165,7 @@ def _profile(examples: Path, folder: Path, samples: tuple[int, ...]) -> Request:
     merged = merge(measure(f"{examples / 'gpt.py'}:workload", cluster, None, samples, show=False))
     write(merged.model, folder / "model.json")
     write(merged.profile, folder / "profile.json")
+    write_cluster(cluster, folder / "cluster.toml")
     return Request(cluster=cluster, model=merged.model, profile=merged.profile, global_batch=GLOBAL_BATCH)
 
 
@@ -175,19 +176,21 @@ def _uniform_pipeline(request: Request) -> Plan:
     return with_prediction(plan, request)
 
 
+def _file_name(name: str) -> str:
+    return name.lower().replace(" ", "-")
+
+
 def _train(
-    name: str, plan: Plan | None, examples: Path, folder: Path, devices: Sequence[str], num_steps: int
+    name: str, plan: Plan | None, examples: Path, log: Path, devices: Sequence[str], num_steps: int
 ) -> Training:
-    log = folder / f"{name}.jsonl"
+    """Its plan and trace lie beside its log."""
     arguments = ["--global-batch", str(GLOBAL_BATCH), "--steps", str(num_steps), "--log", str(log)]
     if plan is None:
         run_ranks(devices, [str(examples / "train_gpt_ddp.py"), *arguments], quiet=True)
     else:
-        path = folder / f"{name}.json"
+        path, trace = log.with_suffix(".json"), log.with_suffix(".trace")
         write(plan, path)
-        run_plan(
-            path, [str(examples / "train_gpt.py"), *arguments], trace=folder / f"{name}-trace", quiet=True
-        )
+        run_plan(path, [str(examples / "train_gpt.py"), *arguments], trace=trace, quiet=True)
     steps = tuple(msgspec.json.decode(line, type=LoggedStep) for line in log.read_bytes().splitlines())
     return Training(name=name, steps=steps, plan=plan)
 

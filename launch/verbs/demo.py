@@ -39,7 +39,7 @@ def show(found: "Demonstration", console: "Console") -> None:
     from arachne_runtime.plan.text import describe
 
     assert found.planned.plan is not None
-    console.print("\nThe plan:\n", describe(found.planned.plan), sep="")
+    console.print("\nThe plan:\n", describe(found.planned.plan), sep="", soft_wrap=True, highlight=False)
     console.print(_steps_table(found), _losses_table(found), sep="\n")
     console.print(
         f"The plan is [bold]{found.speedup:.2f}x[/bold] as fast as even DDP and reaches "
