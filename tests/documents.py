@@ -101,6 +101,9 @@ _LAYER = {
     "output_bytes": 20,
     "flops": 1e3,
     "experts": 4,
+    "expert_parameters": 40,
+    "expert_flops": 500.0,
+    "experts_per_token": 2,
 }
 MODEL: dict[str, Any] = {
     "format": "arachne.model/1",

@@ -288,6 +288,25 @@ MODEL_CASES: list[Case] = [
         "$.blocks[2].parameters",
         "is 51, but block 1, of the same kind 'layer', has 50",
     ),
+    (M.sizes_are_not_negative, {"blocks[0].tp_collectives": -1}, "$.blocks[0].tp_collectives", "is -1"),
+    (
+        M.kinds_are_alike,
+        {"blocks[2].expert_flops": 1.0},
+        "$.blocks[2].expert_flops",
+        "is 1.0, but block 1, of the same kind 'layer', has 500.0",
+    ),
+    (
+        M.experts_are_part_of_the_block,
+        {"blocks[0].expert_parameters": 1},
+        "$.blocks[0].expert_parameters",
+        "is 1, but the block has no experts",
+    ),
+    (
+        M.experts_are_part_of_the_block,
+        {"blocks[4].experts": 4, "blocks[4].experts_per_token": 5},
+        "$.blocks[4].experts_per_token",
+        "is 5, but experts is 4",
+    ),
     (
         M.ties_point_at_an_earlier_block,
         {"blocks[4].tied_to": 4},

@@ -12,7 +12,8 @@ class BlockSpec(Document, frozen=True, kw_only=True):
     """One block: the smallest unit that a stage can own. Sizes are for one sample of the model's sequence."""
 
     kind: str
-    """Blocks of one kind cost the same: ``embedding``, ``layer``, ``head``, ..."""
+    """Blocks of one kind cost the same: ``embedding``, ``layer`` (in halves: ``attention`` and ``mlp``),
+    ``moe-layer`` (``attention`` and ``moe``), ``head``, ..."""
     parameters: int
     """Number of parameters (elements), tied ones included."""
     activation_bytes: Bytes
@@ -23,6 +24,15 @@ class BlockSpec(Document, frozen=True, kw_only=True):
     """Floating-point operations of one forward, a sample."""
     experts: int = 0
     """Number of routed experts; 0 for a dense block."""
+    expert_parameters: int = 0
+    """Of ``parameters``, those of all routed experts together; a shared expert counts as dense."""
+    expert_flops: float = 0.0
+    """Of ``flops``, those of the routed experts."""
+    experts_per_token: int = 0
+    """Routed experts that work on each token (top-k); 0 where it is not told."""
+    tp_collectives: int | None = None
+    """All-reduces of the output in each direction under tensor parallelism; None: 2, and 1 for the first and
+    the last block (Megatron-LM, arXiv 1909.08053, section 3)."""
     tied_to: int | None = None
     """Block that owns the parameters shared with this one (weight tying), or None."""
     tied_parameters: int = 0
@@ -35,7 +45,7 @@ class ParameterBytes(Document, frozen=True, kw_only=True):
     weight: int = 4
     gradient: int = 4
     optimizer: int = 8
-    """Adam in fp32 keeps two moments: 8 bytes."""
+    """Adam in fp32 keeps two moments: 8 bytes; beside 16-bit weights an fp32 copy of them too: 12."""
 
 
 class ModelSpec(Document, frozen=True, kw_only=True):

@@ -1,6 +1,7 @@
 """Device types by name: data-sheet figures, each with its source."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from arachne_runtime.errors import UsageError
 from arachne_runtime.units import GIB, Bytes, Seconds
@@ -25,6 +26,13 @@ class DeviceType:
     """Seconds of computing that a message costs each end, beside its bytes; 0 where copies run alone."""
     hop_busy_s_per_byte: Seconds = 0.0
     price_per_hour: float | None = None
+    """US dollars of one device for an hour: a list price, for where the cluster file gives none."""
+    price_source: str = ""
+    """Whose price list, and of when."""
+    flops: Mapping[str, float] = field(default_factory=dict)
+    """Dense FLOP/s by dtype, the data sheet's peak; what the device cannot compute in is missing."""
+    node_size: int = 1
+    """Devices of a usual node."""
     source: str
 
 

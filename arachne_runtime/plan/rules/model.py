@@ -6,6 +6,9 @@ from ...errors import Problem
 from ..model import BlockSpec, ModelSpec
 from ..walk import said
 
+_ALIKE = ("parameters", "flops", "experts", "expert_parameters", "expert_flops", "experts_per_token")
+"""What blocks of one kind have in common."""
+
 DTYPES = ("float64", "float32", "bfloat16", "float16")
 """What may cross a boundary between stages."""
 
@@ -48,11 +51,11 @@ def kinds_are_named(model: ModelSpec) -> Iterator[Problem]:
 
 def sizes_are_not_negative(model: ModelSpec) -> Iterator[Problem]:
     """Sizes, FLOPs and counts may be 0."""
-    fields = ("parameters", "activation_bytes", "output_bytes", "flops", "experts", "tied_parameters")
+    fields = ("activation_bytes", "output_bytes", "tied_parameters", "tp_collectives", *_ALIKE)
     for path, block in _blocks(model):
         for field in fields:
             value = getattr(block, field)
-            if value < 0:
+            if value is not None and value < 0:
                 yield Problem(f"{path}.{field}", f"must not be negative, is {value}")
 
 
@@ -70,11 +73,30 @@ def kinds_are_alike(model: ModelSpec) -> Iterator[Problem]:
     first: dict[str, int] = {}
     for b, block in enumerate(model.blocks):
         like = first.setdefault(block.kind, b)
-        for field in ("parameters", "flops", "experts"):
+        for field in _ALIKE:
             here, there = getattr(block, field), getattr(model.blocks[like], field)
             if here != there and min(here, there) >= 0:
                 message = f"is {here}, but block {like}, of the same kind {said(block.kind)}, has {there}"
                 yield Problem(f"$.blocks[{b}].{field}", message)
+
+
+def experts_are_part_of_the_block(model: ModelSpec) -> Iterator[Problem]:
+    """Routed experts hold some of a block's parameters and FLOPs, and a token meets some of them."""
+    for path, block in _blocks(model):
+        if block.experts == 0:
+            for field in ("expert_parameters", "expert_flops", "experts_per_token"):
+                value = getattr(block, field)
+                if value > 0:
+                    yield Problem(f"{path}.{field}", f"is {value}, but the block has no experts")
+            continue
+        for field, limit in (
+            ("expert_parameters", "parameters"),
+            ("expert_flops", "flops"),
+            ("experts_per_token", "experts"),
+        ):
+            value, most = getattr(block, field), getattr(block, limit)
+            if value > most >= 0:
+                yield Problem(f"{path}.{field}", f"is {value}, but {limit} is {most}")
 
 
 def ties_point_at_an_earlier_block(model: ModelSpec) -> Iterator[Problem]:
@@ -117,6 +139,7 @@ MODEL_RULES: tuple[Callable[[ModelSpec], Iterator[Problem]], ...] = (
     sizes_are_not_negative,
     bytes_per_parameter_can_be,
     kinds_are_alike,
+    experts_are_part_of_the_block,
     ties_point_at_an_earlier_block,
     ties_share_parameters,
     tied_parameters_fit,
