@@ -1,12 +1,17 @@
 """Every rival strategy passes one contract; each then has its own rules."""
 
+import time
+from contextlib import suppress
 from typing import ClassVar
 
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from arachne_runtime.errors import NotMeasuredError
+from arachne_runtime.plan.cluster import Cluster, Network, NodeEntry
 from arachne_runtime.plan.plan import ScheduleKind
 from arachne_runtime.plan.rules import check_plan
+from planner import catalog
 from planner.cost import Estimate, price
 from planner.exhaustive import Limits, random_request
 from planner.peers import PEERS, Even, Strategy, Uniform
@@ -19,6 +24,23 @@ LIMITS = Limits(devices=8, blocks=9, global_batch=24, micro_batch=8)
 requests = st.integers(0, 10_000).map(lambda seed: random_request(seed, LIMITS))
 # one contract, several strategies: hypothesis sees the same method under several classes, which is meant
 some = settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.differing_executors])
+
+ONE_PRICE_S = 0.5
+"""What a strategy may take beyond its budget: it ends what it has begun."""
+
+
+def clustered(global_batch: int, a100: int, v100: int) -> Request:
+    """OPT-350M on so many nodes of four devices."""
+    nodes = (
+        NodeEntry(name="a", device="A100-40", gpus=4, count=a100),
+        NodeEntry(name="v", device="V100-16", gpus=4, count=v100),
+    )
+    return Request(
+        cluster=Cluster(node=nodes, network=Network(inter_GBps=12.5)),
+        model=catalog.model("opt-350m"),
+        profile=catalog.profile("opt-350m"),
+        global_batch=global_batch,
+    )
 
 
 class StrategyContract:
@@ -55,6 +77,13 @@ class StrategyContract:
     def test_the_same_request_gives_the_same_plan(self, seed: int):
         first, second = (self.strategy.propose(random_request(seed, LIMITS)) for _ in range(2))
         assert first == second
+
+    def test_it_stops_within_its_budget(self):
+        request = clustered(1024, 8, 8)
+        start = time.thread_time()
+        with suppress(NotMeasuredError):
+            self.strategy.propose(request, budget_s=0.2)
+        assert time.thread_time() - start <= 0.2 + ONE_PRICE_S
 
     def test_it_finds_plans_and_has_a_name(self):
         proposed = [self.strategy.propose(random_request(seed, LIMITS)) for seed in range(12)]

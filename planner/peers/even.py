@@ -8,9 +8,10 @@ from dataclasses import dataclass
 
 from arachne_runtime.plan.plan import Pipeline, Plan, Replica, Stage
 from arachne_runtime.plan.shares import largest_remainder
+from arachne_runtime.units import Seconds
 
 from ..request import Request
-from .strategy import best, most_micro_batch
+from .strategy import DEFAULT_BUDGET_S, Clock, best, most_micro_batch
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,14 +20,16 @@ class Even:
 
     name: str = "even"
 
-    def propose(self, request: Request) -> Plan | None:
+    def propose(self, request: Request, *, budget_s: Seconds = DEFAULT_BUDGET_S) -> Plan | None:
         """The fastest of its plans; None where the model fits no device, or the batch has too few samples."""
-        return best(request, _plans(request, recompute=False), _plans(request, recompute=True))
+        return best(
+            request, Clock(budget_s), _plans(request, recompute=False), _plans(request, recompute=True)
+        )
 
 
-def propose(request: Request) -> Plan | None:
+def propose(request: Request, *, budget_s: Seconds = DEFAULT_BUDGET_S) -> Plan | None:
     """``Even().propose``."""
-    return Even().propose(request)
+    return Even().propose(request, budget_s=budget_s)
 
 
 def _plans(request: Request, *, recompute: bool) -> Iterator[Plan]:

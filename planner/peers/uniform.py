@@ -12,9 +12,10 @@ from itertools import pairwise
 from arachne_runtime.plan.plan import Pipeline, Plan, Replica, Stage
 from arachne_runtime.plan.rows import consecutive
 from arachne_runtime.plan.shares import largest_remainder
+from arachne_runtime.units import Seconds
 
 from ..request import Request
-from .strategy import best, most_micro_batch
+from .strategy import DEFAULT_BUDGET_S, Clock, best, most_micro_batch
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,18 +26,19 @@ class Uniform:
     depth: int | None = None
     """Stages of every pipeline; None: every depth."""
 
-    def propose(self, request: Request) -> Plan | None:
+    def propose(self, request: Request, *, budget_s: Seconds = DEFAULT_BUDGET_S) -> Plan | None:
         """The fastest of its grid; None where nothing fits or no grid divides devices and batch."""
         return best(
             request,
+            Clock(budget_s),
             _plans(request, self.depth, recompute=False),
             _plans(request, self.depth, recompute=True),
         )
 
 
-def propose(request: Request) -> Plan | None:
+def propose(request: Request, *, budget_s: Seconds = DEFAULT_BUDGET_S) -> Plan | None:
     """``Uniform().propose``."""
-    return Uniform().propose(request)
+    return Uniform().propose(request, budget_s=budget_s)
 
 
 def even_layers(kinds: Sequence[str], num_stages: int) -> tuple[range, ...] | None:

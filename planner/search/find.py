@@ -12,7 +12,7 @@ from arachne_runtime.plan.plan import MadeBy, Plan, Predicted
 from arachne_runtime.units import Seconds
 
 from ..cost import Estimate, price
-from ..peers import PEERS
+from ..peers import DEFAULT_BUDGET_S, PEERS
 from ..request import Request
 from .complete import Completer
 from .diagnose import Needs, what_binds
@@ -77,7 +77,7 @@ def find_plan(
     the same plan everywhere. Raises NoFeasiblePlanError, saying what binds, and NotMeasuredError.
     """
     judge = Judge(request, None if evaluations else time_budget_s, evaluations, on_progress)
-    rivals = tuple(_rivals(request, judge))
+    rivals = tuple(_rivals(request, judge, time_budget_s if evaluations is None else None))
     proven = False
     with suppress(SearchOverError):
         proven = _search(request, judge, seed)
@@ -98,10 +98,12 @@ def find_plan(
     )
 
 
-def _rivals(request: Request, judge: Judge) -> Iterator[Rival]:
+def _rivals(request: Request, judge: Judge, time_budget_s: Seconds | None) -> Iterator[Rival]:
+    """Each peer's proposal; with a time budget the peers together take at most half of it."""
+    budget_s = DEFAULT_BUDGET_S if time_budget_s is None else time_budget_s / (2 * len(PEERS))
     for peer in PEERS:
         try:
-            plan = peer.propose(request)
+            plan = peer.propose(request, budget_s=budget_s)
         except NotMeasuredError as error:  # what it would try reaches beyond the profile
             judge.not_measured = error
             yield Rival(peer.name, None, None, str(error))
