@@ -1,5 +1,6 @@
 """Links, memory and tables: the parts that a price is made of."""
 
+import numpy as np
 import pytest
 
 from arachne_runtime.plan.cluster import Cluster, Network, NetworkPair, NodeEntry
@@ -218,3 +219,31 @@ def test_links_of_a_profile_are_found_in_either_order():
     nodes = NodeEntry(name="c", device="cpu", gpus=1), NodeEntry(name="v", device="V100-16", gpus=1)
     fleet = Fleet(Cluster(node=nodes, network=Network(inter_GBps=1.0)), profile)
     assert fleet.link("c", "v").seconds(MB) == fleet.link("v", "c").seconds(MB) == 9.0
+
+
+def test_memory_of_many_stages_at_once_is_that_of_each():
+    model = ModelSpec(
+        name="m",
+        sequence=1,
+        blocks=(
+            BlockSpec(kind="layer", parameters=900, activation_bytes=10, output_bytes=7, flops=1.0),
+            *_blocks((1000, 20, 3), (70, 4000, 2)).blocks,
+            BlockSpec(
+                kind="layer", parameters=1200, activation_bytes=70, output_bytes=0, flops=1.0,
+                tied_to=0, tied_parameters=800,
+            ),
+        ),
+    )  # fmt: skip
+    tables = _tables(model, _profile())
+    one = {"device": "V100-16", "tp": 2, "samples": 2}
+    rows = [
+        (start, stop, held, again, zero, width)
+        for start, stop in ((0, 2), (0, 4), (1, 4), (2, 3))
+        for held, again in ((1, True), (5, False), (5, True))
+        for zero, width in ((0, 4), (1, 4))
+    ]
+    names = ("start", "stop", "held", "recompute", "zero", "width")
+    arrays = {name: np.array(column) for name, column in zip(names, zip(*rows, strict=True), strict=True)}
+    together = stage_memory(tables, **one, **arrays).totals
+    alone = [stage_memory(tables, **one, **dict(zip(names, row, strict=True))).total for row in rows]
+    assert together.tolist() == alone

@@ -4,37 +4,49 @@ Predicts high rather than low: an out-of-memory is worse than a plan a few perce
 """
 
 from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from arachne_runtime.plan.limits import PENDING_SENDS
 from arachne_runtime.plan.plan import ScheduleKind
 from arachne_runtime.units import Bytes
 
-from .tables import Tables
+from .tables import Amount, Bound, Tables
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageMemory:
-    """Bytes of one device of a stage."""
+    """Bytes of one device of a stage; or of many stages, in arrays."""
 
-    weights: float
-    gradients: float
-    optimizer: float
-    activations: float
+    weights: Amount
+    gradients: Amount
+    optimizer: Amount
+    activations: Amount
     """Of all micro-batches in flight, their outputs included."""
-    buffers: float
+    buffers: Amount
     """Received inputs and gradients, and what is being sent."""
-    adoption: float
+    adoption: Amount
     """Gradients as autograd allocates them in the first backward, beyond the activations that it frees."""
-    optimizer_temporaries: float
+    optimizer_temporaries: Amount
     """Adam's, after the last backward."""
 
     @property
     def total(self) -> Bytes:
         """The peak without the reserve of the device type."""
+        return int(self._peak) + 1
+
+    @property
+    def totals(self) -> NDArray[Any]:
+        """The same for many stages."""
+        peak: NDArray[Any] = np.floor(np.asarray(self._peak)) + 1
+        return peak
+
+    @property
+    def _peak(self) -> Amount:
         held = self.weights + self.gradients + self.optimizer
-        return (
-            int(held + max(self.activations + self.buffers + self.adoption, self.optimizer_temporaries)) + 1
-        )
+        return held + _larger(self.activations + self.buffers + self.adoption, self.optimizer_temporaries)
 
 
 def in_flight(kind: ScheduleKind, stage: int, num_stages: int, micro_batches: int) -> int:
@@ -47,38 +59,52 @@ def in_flight(kind: ScheduleKind, stage: int, num_stages: int, micro_batches: in
 def stage_memory(
     tables: Tables,
     *,
-    start: int,
-    stop: int,
+    start: Bound,
+    stop: Bound,
     device: str,
     tp: int,
     samples: int,
-    held: int,
-    recompute: bool = False,
-    zero: int = 0,
-    width: int = 1,
+    held: Bound,
+    recompute: bool | NDArray[Any] = False,
+    zero: Bound = 0,
+    width: Bound = 1,
 ) -> StageMemory:
     """Memory of a device of a replica that takes ``samples`` and has ``held`` micro-batches in flight.
 
-    ``width``: the stage's replicas, among which ZeRO-1 divides the optimizer's states.
+    ``width``: the stage's replicas, among which ZeRO-1 divides the optimizer's states. All but ``device``,
+    ``tp`` and ``samples`` may be arrays that broadcast: the figures are then arrays.
     """
     sizes = tables.model.bytes_per_parameter
-    parameters = tables.parameters(start, stop) / tp
-    entering = tables.input_bytes[start] * samples
-    leaving = tables.output_bytes[stop - 1] * samples
+    parameters = tables.parameters_of(start, stop) / tp
+    entering = tables.at(tables.input_bytes, start) * samples
+    leaving = tables.at(tables.output_bytes, stop - 1) * samples
     whole = tables.activations(start, stop, device, tp, samples)
-    kept = held * entering + whole if recompute else held * whole
     gradients = parameters * sizes.gradient
     return StageMemory(
         weights=parameters * sizes.weight,
         gradients=gradients,
-        optimizer=parameters * sizes.optimizer / (width if zero >= 1 else 1),
-        activations=kept + held * leaving,
-        buffers=_buffers(entering if start > 0 else 0, leaving),
-        adoption=max(0.0, gradients - whole),
+        optimizer=parameters * sizes.optimizer / _where(zero >= 1, width, 1),
+        activations=_where(recompute, held * entering + whole, held * whole) + held * leaving,
+        buffers=_buffers(entering * _where(start > 0, 1, 0), leaving),
+        adoption=_larger(0.0, gradients - whole),
         optimizer_temporaries=parameters * sizes.weight,
     )
 
 
-def _buffers(entering: Bytes, leaving: Bytes) -> float:
+def _buffers(entering: Amount, leaving: Amount) -> Amount:
     """The gradient in use, the receive posted ahead, and gradients that are being sent."""
-    return leaving + max(entering, leaving) + (PENDING_SENDS + 1) * entering
+    return leaving + _larger(entering, leaving) + (PENDING_SENDS + 1) * entering
+
+
+def _larger(a: Amount, b: Amount) -> Amount:
+    """``max``; NumPy's where one is an array, as it is slow for plain numbers."""
+    if isinstance(a, np.ndarray) or isinstance(b, np.ndarray):
+        return np.maximum(a, b)
+    return max(a, b)
+
+
+def _where(condition: bool | NDArray[Any], a: Amount, b: Amount) -> Amount:
+    """``a if condition else b``, element by element where the condition is an array."""
+    if isinstance(condition, np.ndarray):
+        return np.where(condition, a, b)
+    return a if condition else b

@@ -8,6 +8,10 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
 from math import ceil
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
 
 from arachne_runtime.errors import NotMeasuredError
 from arachne_runtime.plan.model import BlockSpec, ModelSpec
@@ -23,6 +27,12 @@ UPDATE_PASSES = 3.0
 
 OPT-350M, A100-40 (the catalog's profile): 2.94 ms for a layer of 12.6 M parameters of 16 bytes = 23 passes,
 of which most is launching kernels; a fused step needs about 1.5. Three is between, marked as not measured."""
+
+
+Amount: TypeAlias = float | NDArray[Any]
+"""One figure, or one for each of many stages."""
+Bound: TypeAlias = int | NDArray[Any]
+"""A boundary of blocks, or one for each of many stages."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +71,8 @@ class Tables:
         self.output_bytes = tuple(b.output_bytes for b in model.blocks)
         self._costs: dict[tuple[str, int, int], StageCosts] = {}
         self._updates: dict[tuple[str, int], tuple[Seconds, ...]] = {}
+        self._arrays: dict[int, tuple[tuple[float, ...], NDArray[np.float64]]] = {}
+        """Arrays of the values above by their identity, which the values beside each keep alive."""
 
     def costs(self, device: str, tp: int, samples: int) -> StageCosts:
         """Prefix sums for a replica of ``tp`` devices that takes ``samples`` of a micro-batch.
@@ -82,18 +94,34 @@ class Tables:
         backward = costs.backward_s[stop] - costs.backward_s[start]
         return forward, backward + forward if recompute else backward
 
-    def activations(self, start: int, stop: int, device: str, tp: int, samples: int) -> float:
+    def activations(self, start: Bound, stop: Bound, device: str, tp: int, samples: int) -> Amount:
         """Bytes a micro-batch that blocks ``start..stop-1`` keep for the backward on each device."""
-        kept = self.costs(device, tp, samples).activation_bytes
-        return kept[stop] - kept[start]
+        return self.between(self.costs(device, tp, samples).activation_bytes, start, stop)
 
     def parameters(self, start: int, stop: int) -> int:
         """Parameters that a stage holds; one tied within it is held once."""
-        held = self.own_parameters[stop] - self.own_parameters[start]
+        return int(self.parameters_of(start, stop))
+
+    def parameters_of(self, start: Bound, stop: Bound) -> Amount:
+        """The same, for many stages too."""
+        held = self.between(self.own_parameters, start, stop)
         for tie in self.ties:
-            if any(start <= b < stop for b in tie.blocks):
-                held += tie.parameters
+            held = held + tie.parameters * _holds(tie, start, stop)
         return held
+
+    def between(self, prefix: tuple[float, ...], start: Bound, stop: Bound) -> Amount:
+        """Sum over blocks ``start..stop-1`` of what ``prefix`` sums up."""
+        return self.at(prefix, stop) - self.at(prefix, start)
+
+    def at(self, values: tuple[float, ...], index: Bound) -> Amount:
+        """One of these values, or an array of them for an array of indices."""
+        if isinstance(index, int):
+            return values[index]
+        key = id(values)
+        found = self._arrays.get(key)
+        if found is None:
+            found = self._arrays[key] = values, np.asarray(values, float)
+        return found[1][index]
 
     def update_seconds(self, start: int, stop: int, device: str, tp: int) -> Seconds:
         """Seconds of the optimizer step of blocks ``start..stop-1``."""
@@ -209,6 +237,15 @@ def ties_of(blocks: Iterable[BlockSpec]) -> tuple[Tie, ...]:
             old = found.get(block.tied_to, Tie((block.tied_to,), 0))
             found[block.tied_to] = Tie((*old.blocks, i), max(old.parameters, block.tied_parameters))
     return tuple(found.values())
+
+
+def _holds(tie: Tie, start: Bound, stop: Bound) -> Bound:
+    if isinstance(start, int) and isinstance(stop, int):
+        return any(start <= b < stop for b in tie.blocks)
+    holds: NDArray[Any] = np.zeros((), bool)
+    for b in tie.blocks:
+        holds = holds | ((start <= b) & (b < stop))
+    return holds
 
 
 def _prefix(values: Iterable[float]) -> tuple[float, ...]:
