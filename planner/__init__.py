@@ -7,6 +7,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from .request import Objective as Objective
     from .request import Request as Request
     from .search import Found as Found
     from .search import Progress as Progress
@@ -15,13 +16,14 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "Found": "search",
+    "Objective": "request",
     "Progress": "search",
     "Request": "request",
     "find_plan": "search",
     "signed": "search",
 }
 
-__all__ = ["Found", "Progress", "Request", "find_plan", "signed"]
+__all__ = ["Found", "Objective", "Progress", "Request", "find_plan", "signed"]
 
 
 def __getattr__(name: str) -> object:

@@ -2,17 +2,37 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from enum import StrEnum
 from functools import cached_property
 
 from arachne_runtime.errors import InvalidFileError, NotMeasuredError, Problem, UsageError
 from arachne_runtime.plan.cluster import Cluster
 from arachne_runtime.plan.model import ModelSpec
-from arachne_runtime.plan.plan import ScheduleKind
+from arachne_runtime.plan.plan import Plan, ScheduleKind
 from arachne_runtime.plan.profile import Profile
 from arachne_runtime.plan.schedule import PLAYABLE
+from arachne_runtime.units import Seconds
 
 from .cost.fleet import Fleet
 from .cost.tables import Tables
+
+PAUSE_S: Seconds = 20.0
+"""Training stands still for so long at a change of plan, moving state aside: 19 to 21 s in all are published
+for Arachne (arXiv 2609.34244), which moves 5.2 GB a rank in 4.0 s of them. A default."""
+
+CHANGE_EVERY_S: Seconds = 3600.0
+"""Expected time until the next change of the cluster, by which a change of plan must pay. A default."""
+
+MOST_ZERO = 3
+
+
+class Objective(StrEnum):
+    """What makes one plan better than another."""
+
+    THROUGHPUT = "throughput"
+    """Least seconds of an iteration."""
+    COST = "cost"
+    """Least money for a sample: devices in use and traffic that is paid for."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -26,6 +46,20 @@ class Request:
     schedules: tuple[ScheduleKind, ...] = (ScheduleKind.ONE_F_ONE_B,)
     max_micro_batch: int | None = None
     """Largest micro-batch of any pipeline, or None for no limit but the measurements."""
+    max_zero: int = 0
+    """Highest ZeRO stage that the search may use, 0 to 3."""
+    objective: Objective = Objective.THROUGHPUT
+    max_price_per_hour: float | None = None
+    """No plan may cost more: devices in use and traffic that is paid for. In the cluster file's currency."""
+    deadline_s: Seconds | None = None
+    """``deadline_samples`` must be done by then; with the objective cost: by the cheapest such plan."""
+    deadline_samples: int | None = None
+    running: Plan | None = None
+    """The plan now running: it is kept where a change does not pay within ``change_every_s``."""
+    change_every_s: Seconds = CHANGE_EVERY_S
+    """Expected time until the cluster changes again."""
+    migration_pause_s: Seconds = PAUSE_S
+    """Standstill at a change of plan beside the time for the bytes that move."""
 
     def __post_init__(self) -> None:
         _check_arguments(self)
@@ -34,6 +68,12 @@ class Request:
             raise InvalidFileError(f"the profile of {self.profile.model}", problems)
         _check_measured(self)
         self.fleet  # noqa: B018 - an unknown device type ends here, not in the middle of a search
+        _check_prices(self)
+
+    @property
+    def counts_money(self) -> bool:
+        """Whether prices decide which plan is best."""
+        return self.objective is Objective.COST or self.max_price_per_hour is not None
 
     @cached_property
     def fleet(self) -> Fleet:
@@ -51,12 +91,31 @@ def _check_arguments(request: Request) -> None:
         raise UsageError(f"global batch {request.global_batch} is below 1")
     if request.max_micro_batch is not None and request.max_micro_batch < 1:
         raise UsageError(f"largest micro-batch {request.max_micro_batch} is below 1")
+    if not 0 <= request.max_zero <= MOST_ZERO:
+        raise UsageError(f"highest ZeRO stage {request.max_zero} is not 0 to {MOST_ZERO}")
+    _check_objective(request)
     unknown = [kind for kind in request.schedules if kind not in PLAYABLE]
     if unknown or not request.schedules:
         raise UsageError(
             f"schedules {', '.join(unknown) or '(none)'} cannot be planned in this version; "
             f"choose from {', '.join(PLAYABLE)}"
         )
+
+
+def _check_objective(request: Request) -> None:
+    positive = {
+        "highest price an hour": request.max_price_per_hour,
+        "deadline": request.deadline_s,
+        "samples until the deadline": request.deadline_samples,
+        "time until the next change": request.change_every_s,
+    }
+    for name, value in positive.items():
+        if value is not None and not value > 0:
+            raise UsageError(f"{name} {value:g} is not above 0")
+    if request.migration_pause_s < 0:
+        raise UsageError(f"pause of a change of plan {request.migration_pause_s:g} s is below 0")
+    if (request.deadline_s is None) != (request.deadline_samples is None):
+        raise UsageError("a deadline needs both its seconds and its samples")
 
 
 def _mismatches(request: Request) -> Iterator[Problem]:
@@ -86,4 +145,15 @@ def _check_measured(request: Request) -> None:
             f"profile of {profile.model}: device type {device!r} of the cluster was not measured for block "
             f"kinds {', '.join(missing or kinds)} (measured types: {known}); run `arachne profile` on it, "
             f"or leave its nodes out of the cluster"
+        )
+
+
+def _check_prices(request: Request) -> None:
+    """Where money counts, every node has a price."""
+    if not request.counts_money:
+        return
+    free = [name for name, node in request.fleet.nodes.items() if node.price_per_hour is None]
+    if free:
+        raise UsageError(
+            f"no price is known for node {free[0]!r}; give price_per_hour of its entry in the cluster file"
         )

@@ -19,7 +19,7 @@ ScheduleKind Source Stage TpCommunication UpdateTiming Work
 check_cluster check_model check_plan check_profile describe digest encode largest_remainder read_cluster
 read_model read_plan read_profile water_fill water_fill_table write
 """
-PLANNER = "Found Progress Request find_plan signed"
+PLANNER = "Found Objective Progress Request find_plan signed"
 
 
 @pytest.mark.parametrize(
