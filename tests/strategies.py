@@ -10,6 +10,7 @@ from hypothesis.strategies import DrawFn, SearchStrategy
 from arachne_runtime.plan.cluster import Cluster, Network, NetworkPair, NodeEntry, node_of
 from arachne_runtime.plan.model import BlockSpec, ModelSpec
 from arachne_runtime.plan.plan import Pipeline, Plan, Replica, ScheduleKind, Stage
+from arachne_runtime.plan.profile import BlockTiming, Profile, TpCommunication
 from arachne_runtime.plan.schedule import PLAYABLE
 
 DEVICE_TYPES = ("A100-40", "V100-16", "T4-16")
@@ -188,3 +189,33 @@ def _pairs(entries: Sequence[NodeEntry]) -> SearchStrategy[tuple[NetworkPair, ..
         return st.just(())
     pair = NetworkPair(between=(entries[0].name, entries[1].name), inter_GBps=0.5, latency_us=100.0)
     return st.sampled_from(((), (pair,)))
+
+
+@st.composite
+def profiles(
+    draw: DrawFn, model: ModelSpec, *, types: Sequence[str], max_tp: int = 3, max_samples: int = 9
+) -> Profile:
+    """Measurements of every kind of block at every TP degree for 1 to ``max_samples`` samples."""
+    timings = []
+    for kind in dict.fromkeys(block.kind for block in model.blocks):
+        for device in types:
+            for tp in range(1, max_tp + 1):
+                for samples in (1, 2, max_samples):
+                    seconds = draw(st.floats(1e-3, 1.0)) * samples
+                    timings.append(
+                        BlockTiming(
+                            kind=kind,
+                            device=device,
+                            tp=tp,
+                            samples=samples,
+                            forward_s=seconds,
+                            backward_s=draw(st.sampled_from((1.0, 2.0, 3.0))) * seconds,
+                        )
+                    )
+    return Profile(
+        model=model.name,
+        sequence=model.sequence,
+        timings=tuple(timings),
+        tp_communication=draw(st.sampled_from(TpCommunication)),
+        step_s=draw(st.sampled_from((0.0, 0.01))),
+    )
