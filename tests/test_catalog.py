@@ -5,12 +5,12 @@ from pathlib import Path
 import pytest
 
 from arachne_runtime.errors import UsageError
-from arachne_runtime.plan.profile import LinkScope
+from arachne_runtime.plan.profile import LinkScope, Source
 from planner import catalog
 
 
 def test_unknown_names_list_the_known_ones():
-    with pytest.raises(UsageError, match="'H999'; known: A100-40, V100-16, cpu, cpu-<share>"):
+    with pytest.raises(UsageError, match=r"'H999'; known: P100, .*A100-40, .*MI300X, cpu, cpu-<share>"):
         catalog.device("H999")
     with pytest.raises(UsageError, match=r"'gpt-9'.*known: opt-350m"):
         catalog.model("gpt-9")
@@ -31,12 +31,29 @@ def test_a_cpu_share_scales_what_a_core_does():
 
 
 def test_every_figure_names_its_source():
-    assert all(catalog.device(name).source for name in ("A100-40", "V100-16", "cpu"))
+    for name in catalog.device_names()[:-1]:
+        device = catalog.device(name)
+        assert len(device.source) > 40
+        assert bool(device.price_source) == (device.price_per_hour is not None)
     entry = catalog.entry("opt-350m")
     assert "eth-easl/sailor" in entry.source
     assert "cf2c8e3" in entry.source
     assert "MIT" in entry.licence
     assert "eth-easl/sailor, commit cf2c8e3" in (Path(__file__).parents[1] / "NOTICE").read_text()
+
+
+def test_figures_of_devices_can_be():
+    """Peaks grow from wide to narrow dtypes, a link is slower than memory, a node is a power of two."""
+    for name in catalog.device_names()[:-2]:
+        device = catalog.device(name)
+        rates = [device.flops[d] for d in ("float32", "tfloat32", "float16") if d in device.flops]
+        assert rates == sorted(rates)
+        assert device.flops.get("bfloat16", device.flops["float16"]) == device.flops["float16"]
+        assert 8e12 <= device.flops["float32"] <= 2e14
+        assert device.memory_GBps is not None
+        assert device.intra_GBps < device.memory_GBps
+        assert device.node_size in (4, 8)
+        assert 10e9 < device.memory_bytes < 256e9
 
 
 def test_opt_350m_is_what_was_measured():
@@ -50,9 +67,12 @@ def test_opt_350m_is_what_was_measured():
 
 def test_measured_links_are_ascending_and_faster_inside_a_node():
     links = catalog.profile("opt-350m").links
+    types = {"A100-40", "A100-80", "GH200", "RTX-2080", "RTX-3090", "Titan-RTX", "V100-16"}
+    assert {k.between[0] for k in links if k.between[0] == k.between[1]} == types
     for link in links:
         seconds = [p.seconds for p in link.points]
         assert seconds == sorted(seconds)
+        assert (link.source is Source.MEASURED) == (link.between[0] == link.between[1])
     at_64_mb = {(k.between, k.scope, k.senders): k.points[6].seconds for k in links}
     pair = ("A100-40", "A100-40")
     assert at_64_mb[pair, LinkScope.INTRA, 1] * 10 < at_64_mb[pair, LinkScope.INTER, 1]

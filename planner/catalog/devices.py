@@ -2,11 +2,20 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cache
+from importlib import resources
+
+import msgspec
 
 from arachne_runtime.errors import UsageError
+from arachne_runtime.plan.document import Document
 from arachne_runtime.units import GIB, Bytes, Seconds
 
 CPU = "cpu"
+TERA = 1e12
+CORE_FLOPS = 50e9
+"""FLOP/s of one core in float32: two 256-bit fused multiply-adds a clock at 3 GHz reach 96e9, and matrix
+products of PyTorch about half; a guess, since machines differ: measure with `arachne profile`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,30 +54,40 @@ GPU_RESERVE_BYTES = 1 * GIB
 CPU_RESERVE_BYTES = 384 * 2**20
 """Resident size of a process that imported torch 2.13 and made a gloo group: 0.22 GiB on Linux, and some."""
 
-_GPUS = (
-    DeviceType(
-        name="A100-40",
-        memory_bytes=40536 * 2**20,
-        intra_GBps=300.0,
-        intra_latency_us=NCCL_LATENCY_US,
-        memory_GBps=1555.0,
-        reserve_bytes=GPU_RESERVE_BYTES,
-        source="NVIDIA A100 data sheet (June 2021), SXM4 40 GB: NVLink 600 GB/s both ways, 1,555 GB/s; "
-        "40,536 MiB as the driver reports them",
-    ),
-    DeviceType(
-        name="V100-16",
-        memory_bytes=16160 * 2**20,
-        intra_GBps=150.0,
-        intra_latency_us=NCCL_LATENCY_US,
-        memory_GBps=900.0,
-        reserve_bytes=GPU_RESERVE_BYTES,
-        source="NVIDIA V100 data sheet (January 2020), SXM2 16 GB: NVLink 300 GB/s both ways, 900 GB/s; "
-        "16,160 MiB as the driver reports them",
-    ),
-)
 
-_BY_NAME = {device.name: device for device in _GPUS}
+class _Sheet(Document, frozen=True, kw_only=True):
+    """An entry of devices.toml, which says what its fields are."""
+
+    memory_MiB: int
+    tflops: dict[str, float]
+    memory_GBps: float
+    intra_GBps: float
+    node_size: int
+    price_per_hour: float | None = None
+    price_source: str = ""
+    source: str
+
+    def device(self, name: str) -> DeviceType:
+        return DeviceType(
+            name=name,
+            memory_bytes=self.memory_MiB * 2**20,
+            intra_GBps=self.intra_GBps,
+            intra_latency_us=NCCL_LATENCY_US,
+            memory_GBps=self.memory_GBps,
+            reserve_bytes=GPU_RESERVE_BYTES,
+            price_per_hour=self.price_per_hour,
+            price_source=self.price_source,
+            flops={dtype: rate * TERA for dtype, rate in self.tflops.items()},
+            node_size=self.node_size,
+            source=self.source,
+        )
+
+
+@cache
+def _gpus() -> dict[str, DeviceType]:
+    raw = (resources.files(__package__) / "devices.toml").read_bytes()
+    sheets = msgspec.toml.decode(raw, type=dict[str, _Sheet])
+    return {name: sheet.device(name) for name, sheet in sheets.items()}
 
 
 def device(name: str) -> DeviceType:
@@ -76,8 +95,9 @@ def device(name: str) -> DeviceType:
 
     ``cpu`` is one core; ``cpu-0.2`` a fifth of it (the lab's devices).
     """
-    if name in _BY_NAME:
-        return _BY_NAME[name]
+    found = _gpus().get(name)
+    if found is not None:
+        return found
     share = _cpu_share(name)
     if share is None:
         raise UsageError(f"no device type named {name!r}; known: {', '.join(device_names())}")
@@ -90,6 +110,8 @@ def device(name: str) -> DeviceType:
         reserve_bytes=CPU_RESERVE_BYTES,
         hop_busy_s=100e-6 / share,
         hop_busy_s_per_byte=0.25e-9 / share,
+        flops=dict.fromkeys(("float32", "bfloat16", "float16"), CORE_FLOPS * share)
+        | {"float64": CORE_FLOPS * share / 2},
         source="two gloo ranks over loopback, this project's development machine, 2026-11-29: 64 bytes in "
         "0.22 ms, 4 MB in 3.3 ms; CPU time of each end 0.1 ms and 0.25 ns a byte; memory as a default",
     )
@@ -97,7 +119,7 @@ def device(name: str) -> DeviceType:
 
 def device_names() -> tuple[str, ...]:
     """Every name that ``device`` knows."""
-    return (*_BY_NAME, CPU, f"{CPU}-<share>")
+    return (*_gpus(), CPU, f"{CPU}-<share>")
 
 
 def _cpu_share(name: str) -> float | None:
