@@ -1,9 +1,10 @@
 """The batch of one step: rows of the global batch, of which a rank may hold only those it needs."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
+import torch
 from torch import Tensor
 
 from ..errors import ModelError, UsageError
@@ -79,19 +80,52 @@ def default_inputs(batch: Any) -> tuple[Tensor, ...]:
 
 
 def slice_rows(tree: Any, rows: range, num_rows: int) -> Any:
-    """The rows of every tensor of a tree, and of lists of plain values with one value a row."""
+    """The rows of every tensor of a tree, and of lists of plain values with one value a row; no copies."""
+    return _by_rows(tree, num_rows, lambda leaf: leaf[rows.start : rows.stop])
+
+
+def take_rows(tree: Any, rows: Sequence[int], num_rows: int) -> Any:
+    """Copies of some rows, in any order, of all that ``slice_rows`` cuts."""
+
+    def taken(leaf: Any) -> Any:
+        return leaf[list(rows)] if isinstance(leaf, Tensor) else type(leaf)(leaf[row] for row in rows)
+
+    return _by_rows(tree, num_rows, taken)
+
+
+def join_rows(first: Any, second: Any) -> Any:
+    """The one row of each of two trees of the same form, one behind the other."""
+    if isinstance(first, Tensor):
+        return torch.cat((first, second)) if first.dim() else first
+    if isinstance(first, Mapping):
+        return {key: join_rows(value, second[key]) for key, value in first.items()}
+    if isinstance(first, tuple | list):
+        if _has_a_value_a_row(first, 1):
+            return first + second
+        return _like(first, [join_rows(a, b) for a, b in zip(first, second, strict=True)])
+    return first
+
+
+def _by_rows(tree: Any, num_rows: int, cut: Callable[[Any], Any]) -> Any:
+    """``cut`` of every tensor with rows and of every list with a value a row; all else as it is."""
     if isinstance(tree, Tensor):
-        return tree[rows.start : rows.stop] if tree.dim() else tree
+        return cut(tree) if tree.dim() else tree
     if isinstance(tree, Mapping):
-        return {key: slice_rows(value, rows, num_rows) for key, value in tree.items()}
+        return {key: _by_rows(value, num_rows, cut) for key, value in tree.items()}
     if isinstance(tree, tuple | list):
-        if len(tree) == num_rows and not any(
-            isinstance(item, Tensor | Mapping | tuple | list) for item in tree
-        ):
-            return tree[rows.start : rows.stop]
-        items = [slice_rows(item, rows, num_rows) for item in tree]
-        return type(tree)(*items) if hasattr(tree, "_fields") else type(tree)(items)
+        if _has_a_value_a_row(tree, num_rows):
+            return cut(tree)
+        return _like(tree, [_by_rows(item, num_rows, cut) for item in tree])
     return tree
+
+
+def _has_a_value_a_row(items: Sequence[Any], num_rows: int) -> bool:
+    return len(items) == num_rows and not any(isinstance(i, Tensor | Mapping | tuple | list) for i in items)
+
+
+def _like(tree: Any, items: list[Any]) -> Any:
+    """A tuple, named tuple or list like ``tree``, of other items."""
+    return type(tree)(*items) if hasattr(tree, "_fields") else type(tree)(items)
 
 
 def num_rows_of(tree: Any) -> int:

@@ -28,8 +28,9 @@ from ..plan.schedule import Action, stage_actions
 from .agreement import batch_number, settings_number
 from .courier import Courier
 from .gradients import Gradients
+from .loss_rule import LossRule
 from .player import Inputs, Loss, Play, Player
-from .refusals import refuse_model, refuse_optimizer, refuse_plan, sees_whole_batch
+from .refusals import refuse_model, refuse_optimizer, refuse_plan, runs_once, sees_whole_batch
 from .report import StepReport
 from .watch import Watch, is_watched
 from .weight import ItemWeight, RowWeight, Weight, whole_number
@@ -133,8 +134,9 @@ class Engine:
             loss=loss,
             inputs=inputs,
             context=parts.context_on(device, dtype),
-            watch=Watch.of(self.stage, device, exact=not stochastic, whole=sees_whole_batch(plan, mine)),
-            loss_is_sum=num_items is not None,
+            watch=Watch.of(self.stage, device, exact=not stochastic, once=runs_once(plan, mine)),
+            splits=not sees_whole_batch(plan, mine),
+            loss_rule=LossRule(loss, is_sum=num_items is not None),
         )
         self._clip_norm = clip_norm
         self._num_items = num_items

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from ..data.batch import StepBatch
+from ..data.batch import StepBatch, take_rows
 from ..errors import ModelError
 from ..measure.recorder import Records
 from ..model import StageModule
@@ -17,6 +17,8 @@ from ..plan.schedule import Action, Work
 from .courier import Courier
 from .entry import Entry
 from .gradients import Gradients
+from .loss_rule import LossRule
+from .mixing import TwoRows
 from .watch import Watch
 from .weight import Weight
 
@@ -41,8 +43,9 @@ class Play:
     inputs: Inputs
     context: Context | None
     watch: Watch
-    loss_is_sum: bool
-    """Over items, which ``num_items`` counts; else a mean over rows."""
+    splits: bool
+    """Whether a micro-batch here is only a part of the global batch."""
+    loss_rule: LossRule
 
     @property
     def needs_samples(self) -> bool:
@@ -81,7 +84,8 @@ class Player:
         self._rows = rows
         self._records = records
         self._watched = watched and play.watch.exact
-        self._last = max((m for m, mine in enumerate(rows) if mine), default=None)
+        used = [m for m, mine in enumerate(rows) if mine]
+        self._first, self._last = min(used, default=None), max(used, default=None)
         self._held: dict[int, list[_Piece]] = {}
         self._samples: dict[int, Any] = {}
         self.loss = torch.zeros((), dtype=torch.float64, device=play.device)
@@ -117,8 +121,7 @@ class Player:
     def _take(self, action: Action) -> tuple[Tensor, ...]:
         """What the action needs from elsewhere: samples, received outputs, or received gradients."""
         if action.work is Work.FORWARD and self._play.is_first:
-            inputs = self._play.inputs(self.samples(action.micro_batch))
-            return inputs if isinstance(inputs, tuple) else (inputs,)
+            return self._inputs(self.samples(action.micro_batch))
         if action.work is Work.BACKWARD and self._play.is_last:
             return ()
         return self._courier.take(action)
@@ -132,6 +135,7 @@ class Player:
         context = self._play.context(samples) if self._play.context else {}
         needs_grad = (False,) * len(taken) if self._play.is_first else self._courier.needs_grad
         outputs, pieces = taken, list[_Piece]()
+        two = self._two_rows(taken, samples) if self._looks_for_mixing(micro_batch) else None
         with self._play.watch.forward(context, random_too=self._watched):
             for blocks in self._pieces(micro_batch):
                 entry = Entry.behind(outputs) if pieces else Entry(taken, needs_grad)
@@ -139,9 +143,30 @@ class Player:
                 if self._play.is_last and blocks.stop == self._play.stage.block_range.stop:
                     outputs = (self._weighted_loss(outputs, samples, weight, len(self._rows[micro_batch])),)
                 pieces.append(_Piece(blocks, entry, outputs))
+        if two is not None:
+            two.refuse_mixing(self._play.stage)
         self._held[micro_batch] = pieces
         self._samples.pop(micro_batch, None)
         return outputs
+
+    def _looks_for_mixing(self, micro_batch: int) -> bool:
+        return self._watched and self._play.splits and micro_batch == self._first
+
+    def _two_rows(self, taken: tuple[Tensor, ...], samples: Any) -> TwoRows | None:
+        """Copies, taken before a block may change them; None where the user's functions fail on two rows."""
+        assert self._first is not None
+        num_rows = len(self._rows[self._first])
+        ends = (0, num_rows - 1)
+        two = take_rows(samples, ends, num_rows)
+        try:
+            inputs = self._inputs(two) if self._play.is_first else take_rows(taken, ends, num_rows)
+            return TwoRows(inputs, self._play.context(two) if self._play.context else {})
+        except Exception:
+            return None
+
+    def _inputs(self, samples: Any) -> tuple[Tensor, ...]:
+        inputs = self._play.inputs(samples)
+        return inputs if isinstance(inputs, tuple) else (inputs,)
 
     def _pieces(self, micro_batch: int) -> tuple[range, ...]:
         """The stage in one, or for the last micro-batch in pieces, so that sums start between them."""
@@ -189,10 +214,8 @@ class Player:
                 f"loss(output, batch) must return one number, the mean over its samples; got {what}"
             )
         weighted = loss * weight.of(num_rows)
-        if self._watched and not self._play.watch.whole:
-            self._play.watch.refuse_loss(
-                self._play.loss, outputs, samples, loss.detach(), is_sum=self._play.loss_is_sum
-            )
+        if self._watched and self._play.splits:
+            self._play.loss_rule.refuse(outputs, samples, loss.detach())
         self.loss += weighted.detach().reshape(())
         return weighted
 

@@ -97,13 +97,18 @@ def _mixes_samples(module: nn.Module) -> bool:
 
 
 def sees_whole_batch(plan: Plan, stage: Stage) -> bool:
-    """Whether a stage's blocks run once a step, on the whole global batch."""
+    """Whether a stage's blocks see all samples of the global batch side by side."""
     (first, *others) = plan.pipelines
-    return not others and first.micro_batches == len(stage.replicas) == 1 and not stage.recompute
+    return not others and first.micro_batches == len(stage.replicas) == 1
+
+
+def runs_once(plan: Plan, stage: Stage) -> bool:
+    """Whether a stage's blocks run once a step, on the whole global batch."""
+    return sees_whole_batch(plan, stage) and not stage.recompute
 
 
 def _whole_batch_at_once(plan: Plan, block: int) -> bool:
-    return all(sees_whole_batch(plan, s) for p in plan.pipelines for s in p.stages if block in s.blocks)
+    return all(runs_once(plan, s) for p in plan.pipelines for s in p.stages if block in s.blocks)
 
 
 def refuse_optimizer(optimizer: Optimizer | None) -> None:
