@@ -99,11 +99,11 @@ def _told(stage: StageModule, block: int, difference: float, *, mixes: bool) -> 
     by = f"(by {difference:.2g} of its size), so training would depend on how the plan splits a batch"
     if not mixes:
         return (
-            f"{what} when it is called again {by}: it counts its calls, or keeps what it saw; let it depend on "
-            "its input and its parameters alone, or waive this with stochastic=True"
+            f"{what} when it is called again {by}: it counts its calls, or keeps what it saw; let it depend "
+            "on its input and its parameters alone, or waive this with stochastic=True"
         )
     return (
         f"{what} when another sample is beside it {by}; take statistics within a sample (LayerNorm, "
-        "GroupNorm; attention with batch_first=True), give the model one pipeline, its stages one replica, and the "
-        "step one micro-batch, or waive this with stochastic=True"
+        "GroupNorm; attention with batch_first=True), give the model one pipeline, its stages one replica, "
+        "and the step one micro-batch, or waive this with stochastic=True"
     )
