@@ -1,10 +1,13 @@
 """The text of a plan: stable, complete, and a small change of the plan is a small change of the text."""
 
+import re
+
 import msgspec
 from hypothesis import given
 
+from arachne_runtime.plan.alike import alike, numbers, short
 from arachne_runtime.plan.cluster import Cluster
-from arachne_runtime.plan.plan import Plan
+from arachne_runtime.plan.plan import Pipeline, Plan, Replica, Stage
 from arachne_runtime.plan.text import describe
 from tests.documents import CLUSTER, PLAN, REMOVED, changed, read
 from tests.strategies import settings_of_a_plan
@@ -59,11 +62,75 @@ def test_a_changed_share_changes_one_line():
     assert sum(a != b for a, b in zip(before, after, strict=True)) == 2
 
 
+def named(text: str) -> list[str]:
+    """Every device that a text names, ranges written out."""
+    found = []
+    for node, first, last in re.findall(r" ([a-z0-9-]+):(\d+)(?:-(\d+))?(?= |$)", text, re.MULTILINE):
+        found += [f"{node}:{index}" for index in range(int(first), int(last or first) + 1)]
+    return found
+
+
 @given(settings_of_a_plan())
 def test_every_device_and_block_is_in_the_text(setting):
     cluster, _, plan = setting
     text = describe(plan, cluster)
-    for device in plan.devices:
-        assert text.count(f" {device} ") == 1
-    assert text.count("  stage ") == sum(len(pipeline.stages) for pipeline in plan.pipelines)
+    assert all(named(text).count(device) == 1 for device in plan.devices)
+    assert text.count("  stage ") == sum(len(group.first.stages) for group in alike(plan, cluster))
     assert all(line == line.rstrip() for line in text.splitlines())
+
+
+def many(copies: int, width: int) -> Plan:
+    """``copies`` pipelines of two stages: ``width`` replicas of one device, then one group of two."""
+    pipelines = tuple(
+        Pipeline(
+            micro_batches=4,
+            micro_batch=width,
+            stages=(
+                Stage(
+                    layers=(0, 2),
+                    replicas=tuple(Replica(devices=(f"v-{p}:{i}",), share=1) for i in range(width)),
+                ),
+                Stage(layers=(2, 5), replicas=(Replica(devices=(f"a-{p}:0", f"a-{p}:1"), share=width),)),
+            ),
+        )
+        for p in range(copies)
+    )
+    return Plan(model="tiny", global_batch=4 * width * copies, sequence=16, pipelines=pipelines)
+
+
+def test_alike_pipelines_are_said_once():
+    text = describe(many(copies=3, width=2))
+    assert text.endswith("""
+
+3 × pipeline (0-2): 4 micro-batches of 2 samples each
+  stage 0: blocks 0 to 1
+    2 × 1 sample
+  stage 1: blocks 2 to 4
+    1 × TP 2  2 samples
+  devices, stage by stage
+    0: v-0:0-1 | a-0:0-1
+    1: v-1:0-1 | a-1:0-1
+    2: v-2:0-1 | a-2:0-1""")
+
+
+def test_many_alike_replicas_are_one_line():
+    assert "    4 × " not in describe(many(copies=1, width=4))
+    assert "    8 × 1 sample  v-0:0-7\n" in describe(many(copies=1, width=8))
+
+
+def test_pipelines_of_unlike_devices_are_not_alike():
+    entries = [
+        {"name": "v", "device": "V100-16", "gpus": 8, "count": 2},
+        {"name": "v-2", "device": "P100", "gpus": 8},
+    ]
+    entries.append({"name": "a", "device": "A100-40", "gpus": 2, "count": 3})
+    cluster = msgspec.convert(
+        {"format": "arachne.cluster/1", "node": entries, "network": {"inter_GBps": 1.0}}, Cluster
+    )
+    assert [group.pipelines for group in alike(many(copies=3, width=2), cluster)] == [(0, 1), (2,)]
+    assert [group.pipelines for group in alike(many(copies=3, width=2))] == [(0, 1, 2)]
+
+
+def test_short_names():
+    assert short(["a-0:0", "a-0:1", "a-0:3", "b:0", "a-0:2"]) == "a-0:0-1 a-0:3 b:0 a-0:2"
+    assert numbers([0, 1, 2, 5, 7, 8]) == "0-2, 5, 7-8"

@@ -1,21 +1,28 @@
-"""A plan as text for people: one fact a line, no column that a neighbour can move, so it diffs well."""
+"""A plan as text for people: one fact a line, no column that a neighbour can move, so it diffs well.
+
+What is alike is said once: pipelines that differ in their devices' names only, and long runs of replicas.
+"""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from itertools import groupby
 
 from ..units import format_bytes, format_seconds, significant
+from .alike import Alike, alike, numbers, short
 from .cluster import Cluster
-from .plan import Pipeline, Plan, Replica, Stage
+from .plan import Plan, Replica, Stage
 
 _DEVICE_WIDTH = 12
+_MOST_REPLICAS = 4
+"""Alike neighbours in a stage that get a line each; more are one line."""
 _MADE_OF = ("cluster", "model", "profile")
 
 
 def describe(plan: Plan, cluster: Cluster | None = None) -> str:
     """Pipelines, stages, replicas, shares and what was predicted; device types where ``cluster`` is given."""
     lines = [*_head(plan, cluster)]
-    for p, pipeline in enumerate(plan.pipelines):
-        lines += ["", *_pipeline(plan, p, pipeline, cluster)]
+    for group in alike(plan, cluster):
+        lines += ["", *_group(plan, group, cluster)]
     return "\n".join(lines)
 
 
@@ -48,13 +55,34 @@ def _types(devices: Iterable[str], cluster: Cluster) -> str:
     return ", ".join(f"{count} {kind}" for kind, count in sorted(types.items()))
 
 
-def _pipeline(plan: Plan, p: int, pipeline: Pipeline, cluster: Cluster | None) -> Iterator[str]:
+def _group(plan: Plan, group: Alike, cluster: Cluster | None) -> Iterator[str]:
+    pipeline, count = group.first, len(group.pipelines)
     micro_batches = _count(pipeline.micro_batches, "micro-batch", "micro-batches")
-    yield f"pipeline {p}: {micro_batches} of {_count(pipeline.micro_batch, 'sample')}"
+    work = f"{micro_batches} of {_count(pipeline.micro_batch, 'sample')}"
+    if count == 1:
+        yield f"pipeline {group.pipelines[0]}: {work}"
+    else:
+        yield f"{count} × pipeline ({numbers(group.pipelines)}): {work} each"
     for s, stage in enumerate(pipeline.stages):
         yield f"  stage {s}: {', '.join(_stage_facts(stage))}"
-        for replica in stage.replicas:
-            yield f"    {'  '.join(_replica_facts(plan, replica, cluster))}"
+        for run in _runs(plan, stage, cluster, one_by_one=count == 1):
+            yield f"    {run}"
+    if count > 1:
+        yield "  devices, stage by stage"
+        for p in group.pipelines:
+            yield f"    {p}: {' | '.join(short(stage.devices) for stage in plan.pipelines[p].stages)}"
+
+
+def _runs(plan: Plan, stage: Stage, cluster: Cluster | None, *, one_by_one: bool) -> Iterator[str]:
+    """Replicas, neighbours that are alike as one line; without names where they stand elsewhere."""
+    for facts, run in groupby(stage.replicas, key=lambda r: tuple(_replica_facts(plan, r, cluster))):
+        replicas = list(run)
+        if one_by_one and len(replicas) <= _MOST_REPLICAS:
+            for replica in replicas:
+                yield "  ".join((" ".join(replica.devices).ljust(_DEVICE_WIDTH), *facts))
+            continue
+        devices = short(d for replica in replicas for d in replica.devices) if one_by_one else ""
+        yield f"{len(replicas)} × {'  '.join((*facts, devices))}".rstrip()
 
 
 def _stage_facts(stage: Stage) -> Iterator[str]:
@@ -71,7 +99,6 @@ def _stage_facts(stage: Stage) -> Iterator[str]:
 
 
 def _replica_facts(plan: Plan, replica: Replica, cluster: Cluster | None) -> Iterator[str]:
-    yield " ".join(replica.devices).ljust(_DEVICE_WIDTH)
     if cluster is not None:
         yield cluster.device_type(replica.devices[0])
     if len(replica.devices) > 1:
