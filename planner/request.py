@@ -1,7 +1,7 @@
 """What is asked of the planner: devices, a model, its measurements, a global batch, checked together."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import cached_property
 
@@ -84,6 +84,11 @@ class Request:
     def tables(self) -> Tables:
         """Costs of any run of blocks in constant time."""
         return Tables(self.model, self.profile, self.fleet)
+
+
+def with_cluster(request: Request, cluster: Cluster) -> Request:
+    """The same question for other devices; a plan that runs on the old ones is left out."""
+    return replace(request, cluster=cluster, running=None)
 
 
 def _check_arguments(request: Request) -> None:

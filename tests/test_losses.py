@@ -45,10 +45,20 @@ def test_ideal_and_losses_add_up_to_the_iteration(data):
 
 
 def problem(
-    *nodes: tuple[str, str, int], batch: int, blocks: int = 2, output_bytes: int = 0, **fields
+    *nodes: tuple[str, str, int],
+    batch: int,
+    blocks: int = 2,
+    output_bytes: int = 0,
+    parameters: int = 0,
+    memory_GiB: float = 40.0,
+    **fields,
 ) -> Request:
-    entries = tuple(NodeEntry(name=n, device=t, gpus=g, memory_GiB=40.0, intra_GBps=1e9) for n, t, g in nodes)
-    layer = BlockSpec(kind="layer", parameters=0, activation_bytes=0, output_bytes=output_bytes, flops=1.0)
+    entries = tuple(
+        NodeEntry(name=n, device=t, gpus=g, memory_GiB=memory_GiB, intra_GBps=1e9) for n, t, g in nodes
+    )
+    layer = BlockSpec(
+        kind="layer", parameters=parameters, activation_bytes=0, output_bytes=output_bytes, flops=1.0
+    )
     timings = [
         BlockTiming(
             kind="layer",

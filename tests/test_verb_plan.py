@@ -120,7 +120,12 @@ def test_a_plan_is_written_signed_and_told(folder):
     for words in (
         "plan of small",
         "an iteration",
+        " % of the ideal\n  ideal ",
         "limited by:",
+        "figures: cpu measured, cpu-0.25 measured",
+        "not measured: optimizer step",
+        "one more cpu device: ",
+        "one more cpu-0.25 device: ",
         "rivals:",
         "  even",
         "  uniform",
@@ -139,6 +144,13 @@ def test_json_says_the_same(folder):
     assert [r["name"] for r in answer["rivals"]] == ["even", "uniform"]
     assert all(r["iteration_s"] >= answer["price"]["iteration_s"] for r in answer["rivals"])
     assert all(r["iteration_s"] >= answer["price"]["iteration_s"] for r in answer["runners_up"])
+    assert all(r["reason"] for r in answer["rivals"] + answer["runners_up"])
+    losses = answer["price"]["losses"]
+    total = losses["ideal_s"] + sum(part["seconds"] for part in losses["parts"])
+    assert total == pytest.approx(answer["price"]["iteration_s"])
+    assert [gain["device"] for gain in answer["one_more"]] == ["cpu", "cpu-0.25"]
+    quick, slow = (gain["gain"] for gain in answer["one_more"])
+    assert quick > slow >= 0
 
 
 def test_the_same_plan_under_every_hash_seed(folder):

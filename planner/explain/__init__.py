@@ -1,6 +1,27 @@
-"""What a reader wants to know of a plan: how far it is from the ideal, and what takes the rest."""
+"""What a reader wants to know of a plan: its share of the ideal, what takes the rest, what binds it."""
 
+from .binding import Binding, BindingKind, what_binds
 from .ideal import Ideal
+from .idle import Idle, idle_devices
 from .losses import Loss, Losses, LossKind, losses_of, share_of_ideal
+from .one_more import Gain, enlarged, one_more
+from .sources import Figures, figures_of
 
-__all__ = ["Ideal", "Loss", "LossKind", "Losses", "losses_of", "share_of_ideal"]
+__all__ = [
+    "Binding",
+    "BindingKind",
+    "Figures",
+    "Gain",
+    "Ideal",
+    "Idle",
+    "Loss",
+    "LossKind",
+    "Losses",
+    "enlarged",
+    "figures_of",
+    "idle_devices",
+    "losses_of",
+    "one_more",
+    "share_of_ideal",
+    "what_binds",
+]

@@ -1,0 +1,81 @@
+"""What ``--json`` prints: documents whose every field is there, so that a script finds what it looks for."""
+
+import msgspec
+
+from arachne_runtime.plan.files import encode
+from arachne_runtime.plan.plan import Plan
+from arachne_runtime.units import Bytes, Seconds
+from planner.cost import Breakdown, Estimate, Infeasible
+from planner.explain import Binding, Figures, Losses, figures_of, losses_of, what_binds
+from planner.request import Request
+
+
+class Answer(msgspec.Struct, frozen=True, kw_only=True):
+    """The base of all answers."""
+
+
+class PriceAnswer(Answer, frozen=True, kw_only=True):
+    """The price of a plan that fits."""
+
+    iteration_s: Seconds
+    samples_per_s: float
+    limits: str
+    """One sentence: what sets the pace."""
+    binds: tuple[Binding, ...]
+    losses: Losses
+    share_of_ideal: float
+    figures: tuple[Figures, ...]
+    """Where the seconds of each device type come from."""
+    not_measured: tuple[str, ...]
+    peak_bytes: dict[str, Bytes]
+    breakdown: dict[str, Breakdown]
+
+
+def price_answer(plan: Plan, estimate: Estimate, request: Request) -> PriceAnswer:
+    """All that is known of a price."""
+    losses = losses_of(plan, estimate, request)
+    return PriceAnswer(
+        iteration_s=estimate.iteration_s,
+        samples_per_s=estimate.samples_per_s,
+        limits=estimate.limits,
+        binds=what_binds(plan, estimate, losses, request),
+        losses=losses,
+        share_of_ideal=losses.share_of_ideal,
+        figures=figures_of(plan, request),
+        not_measured=estimate.not_measured,
+        peak_bytes=dict(estimate.peak_bytes),
+        breakdown=dict(estimate.breakdown),
+    )
+
+
+class MisfitAnswer(Answer, frozen=True, kw_only=True):
+    """Why a plan has no price."""
+
+    pipeline: int
+    stage: int
+    device: str
+    needed_bytes: Bytes
+    available_bytes: Bytes
+    reason: str
+
+
+def misfit_answer(misfit: Infeasible) -> MisfitAnswer:
+    """A plan that does not fit, as an answer."""
+    return MisfitAnswer(
+        pipeline=misfit.pipeline,
+        stage=misfit.stage,
+        device=misfit.device,
+        needed_bytes=misfit.needed_bytes,
+        available_bytes=misfit.available_bytes,
+        reason=misfit.reason,
+    )
+
+
+def raw(plan: Plan) -> msgspec.Raw:
+    """A plan inside an answer: the same JSON as in its file."""
+    return msgspec.Raw(encode(plan))
+
+
+def as_json(answer: Answer) -> str:
+    """Indented, fields in the order of the class."""
+    return msgspec.json.format(msgspec.json.encode(answer), indent=2).decode()

@@ -1,0 +1,156 @@
+"""The answer of a search as a document and as text: plan, price, rivals, runners-up, what if."""
+
+from collections.abc import Iterator
+
+import msgspec
+
+from arachne_runtime.plan.alike import alike
+from arachne_runtime.plan.cluster import Cluster
+from arachne_runtime.plan.plan import Plan
+from arachne_runtime.plan.text import describe
+from arachne_runtime.units import Seconds, format_seconds
+from planner import Found
+from planner.cost import Estimate
+from planner.explain import Gain, Idle, Losses, idle_devices, losses_of
+from planner.request import Request
+
+from .answers import Answer, PriceAnswer, price_answer, raw
+from .tell_price import price_lines, why_slower
+
+
+class SearchAnswer(Answer, frozen=True, kw_only=True):
+    """What the search did."""
+
+    evaluations: int
+    seconds: Seconds
+    proven: bool
+
+
+class OtherAnswer(Answer, frozen=True, kw_only=True):
+    """A rival's plan or a runner-up."""
+
+    name: str
+    """Of the strategy, or the plan's shape in words."""
+    iteration_s: Seconds | None
+    """None where a rival has no plan."""
+    ratio: float | None
+    """Its iteration over the best one's."""
+    reason: str
+    """Why it loses, or why it has no plan."""
+    losses: Losses | None
+    plan: msgspec.Raw | None
+
+
+class FoundAnswer(Answer, frozen=True, kw_only=True):
+    """Everything that ``arachne plan --json`` prints."""
+
+    file: str | None
+    plan: msgspec.Raw
+    price: PriceAnswer
+    search: SearchAnswer
+    rivals: tuple[OtherAnswer, ...]
+    runners_up: tuple[OtherAnswer, ...]
+    idle: tuple[Idle, ...]
+    one_more: tuple[Gain, ...]
+
+
+def found_answer(
+    plan: Plan, found: Found, request: Request, gains: tuple[Gain, ...], file: str | None
+) -> FoundAnswer:
+    """All of it; ``plan``: the one that was found, signed."""
+    price = price_answer(found.plan, found.estimate, request)
+    others = [(r.plan, r.estimate.iteration_s) for r in found.rivals if r.plan and r.estimate]
+    others += [(r.plan, r.estimate.iteration_s) for r in found.runners_up]
+    return FoundAnswer(
+        file=file,
+        plan=raw(plan),
+        price=price,
+        search=SearchAnswer(evaluations=found.evaluations, seconds=found.seconds, proven=found.proven),
+        rivals=tuple(
+            _other(r.name, r.plan, r.estimate, r.reason, price.losses, request) for r in found.rivals
+        ),
+        runners_up=tuple(_runners_up(found, price.losses, request)),
+        idle=idle_devices(found.plan, price.iteration_s, others, request.cluster),
+        one_more=gains,
+    )
+
+
+def _other(
+    name: str, plan: Plan | None, estimate: Estimate | None, reason: str, best: Losses, request: Request
+) -> OtherAnswer:
+    if plan is None or estimate is None:
+        return OtherAnswer(name=name, iteration_s=None, ratio=None, reason=reason, losses=None, plan=None)
+    losses = losses_of(plan, estimate, request)
+    return OtherAnswer(
+        name=name,
+        iteration_s=estimate.iteration_s,
+        ratio=estimate.iteration_s / best.iteration_s,
+        reason=why_slower(best, losses),
+        losses=losses,
+        plan=raw(plan),
+    )
+
+
+def _runners_up(found: Found, best: Losses, request: Request) -> Iterator[OtherAnswer]:
+    """The fastest plan of each shape that is not the best one's."""
+    told = {shape_of(found.plan, request.cluster)}
+    for runner in found.runners_up:
+        shape = shape_of(runner.plan, request.cluster)
+        if shape not in told:
+            told.add(shape)
+            yield _other(shape, runner.plan, runner.estimate, "", best, request)
+
+
+def shape_of(plan: Plan, cluster: Cluster) -> str:
+    """``2 pipelines of 8 x 4 over A100-40 2 V100-16 1 1``: widths of the stages, alike pipelines counted."""
+    texts = []
+    for group in alike(plan, cluster):
+        count, pipeline = len(group.pipelines), group.first
+        stages: list[str] = []
+        last = ""
+        for stage in pipeline.stages:
+            kind = "+".join(dict.fromkeys(cluster.device_type(d) for d in stage.devices))
+            degrees = sorted({len(replica.devices) for replica in stage.replicas})
+            tensor = f"x TP {'/'.join(map(str, degrees))}" if degrees != [1] else ""
+            stages.append(f"{kind + ' ' if kind != last else ''}{len(stage.replicas)}{tensor}")
+            last = kind
+        plural = "s" if count > 1 else ""
+        work = f"{pipeline.micro_batches} x {pipeline.micro_batch}"
+        texts.append(f"{count} pipeline{plural} of {work} over {' '.join(stages)}")
+    return "; ".join(texts)
+
+
+def found_text(answer: FoundAnswer, plan: Plan, cluster: Cluster) -> str:
+    """For a person."""
+    lines = [describe(plan, cluster), "", *price_lines(answer.price)]
+    lines += [f"  idle: {idle}" for idle in answer.idle]
+    search = answer.search
+    lines.append(
+        f"search: {search.evaluations} plans priced in {format_seconds(search.seconds)}; {_verdict(search)}"
+    )
+    lines += _table("rivals", answer.rivals)
+    lines += _table("runners-up (micro-batches x samples, replicas of each stage)", answer.runners_up)
+    lines += [f"{gain}" for gain in answer.one_more]
+    if answer.file is not None:
+        lines.append(f"written to {answer.file}")
+    return "\n".join(lines)
+
+
+def _verdict(search: SearchAnswer) -> str:
+    if search.proven:
+        return "no plan is faster (proven)"
+    return "a faster plan is not ruled out: see --time-budget"
+
+
+def _table(title: str, rows: tuple[OtherAnswer, ...]) -> Iterator[str]:
+    if not rows:
+        yield f"{title}: none"
+        return
+    yield f"{title}:"
+    width = max(len(row.name) for row in rows)
+    for row in rows:
+        if row.iteration_s is None or row.ratio is None:
+            yield f"  {row.name:<{width}}  {row.reason}"
+        else:
+            seconds = format_seconds(row.iteration_s)
+            yield f"  {row.name:<{width}}  {seconds:>8}  {row.ratio:.3f}x  {row.reason}"

@@ -1,0 +1,69 @@
+"""A price as text: the headline, the ideal and what takes the rest, what binds, where figures come from."""
+
+from collections.abc import Iterator, Sequence
+
+from arachne_runtime.units import Seconds, format_bytes, format_seconds, significant
+from planner.explain import Losses
+
+from .answers import PriceAnswer
+
+SHOWN = 0.0005
+"""Part of the iteration below which a loss is not worth a line: it would be told as 0.0 %."""
+
+BAR_WIDTH = 30
+"""Characters of the whole iteration; with what is beside it, a line of 80."""
+
+
+def price_lines(price: PriceAnswer) -> Iterator[str]:
+    """The price for a person, a fact a line."""
+    yield (
+        f"price: {format_seconds(price.iteration_s)} an iteration, "
+        f"{significant(price.samples_per_s, 4)} samples/s, {100 * price.share_of_ideal:.1f} % of the ideal"
+    )
+    yield from (f"  {line}" for line in loss_lines(price.losses))
+    yield f"  limited by: {price.limits}"
+    yield from (f"  binds: {binding}" for binding in price.binds)
+    yield f"  figures: {', '.join(f'{figures.device} {figures.source}' for figures in price.figures)}"
+    yield from (f"  not measured: {what}" for what in price.not_measured)
+
+
+def loss_lines(losses: Losses) -> Iterator[str]:
+    """The ideal and each loss that shows, largest first, with seconds, part and a bar."""
+    rows = [("ideal", losses.ideal_s)]
+    rows += sorted(((loss.kind.value, loss.seconds) for loss in losses.parts), key=lambda row: -row[1])
+    shown = [(name, s) for name, s in rows if abs(s) >= SHOWN * losses.iteration_s]
+    width = max(len(name) for name, _ in shown)
+    for name, seconds in shown:
+        part = seconds / losses.iteration_s
+        bar = "█" * round(BAR_WIDTH * max(part, 0.0))
+        yield f"{name:<{width}}  {format_seconds(seconds):>9}  {100 * part:>5.1f} %  {bar}".rstrip()
+
+
+def why_slower(best: Losses, other: Losses) -> str:
+    """What another plan loses more than the best one: ``bubbles +31 ms, hops +4 ms``."""
+    gap = other.iteration_s - best.iteration_s
+    if gap <= 0:
+        return "as fast"
+    more = [(b.seconds - a.seconds, a.kind) for a, b in zip(best.parts, other.parts, strict=True)]
+    more.sort(key=lambda row: -row[0])
+    named = [f"{kind} +{format_seconds(s)}" for s, kind in more[:2] if s > 0.05 * gap]
+    return ", ".join(named)
+
+
+def breakdown_lines(price: PriceAnswer, groups: Sequence[tuple[str, str]]) -> Iterator[str]:
+    """Memory and seconds of one device of each group; ``groups``: (what it is called, the device)."""
+    heads = ("device", "memory", "compute", "bubble", "hop", "sync", "update")
+    rows: list[tuple[str, ...]] = [heads]
+    for name, device in groups:
+        parts = price.breakdown[device]
+        seconds: tuple[Seconds, ...] = (
+            parts.compute_s,
+            parts.bubble_s,
+            parts.hop_s,
+            parts.sync_s,
+            parts.update_s,
+        )
+        memory = format_bytes(price.peak_bytes[device])
+        rows.append((name, memory, *(format_seconds(value) for value in seconds)))
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    yield from ("  " + "  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
