@@ -103,12 +103,12 @@ def test_gpipe_does_all_forwards_first():
     assert ends(found, "a:1") == {"1F0": 2, "1F1": 3, "1B0": 5, "1B1": 7, "update": 9}
 
 
-def test_a_hop_delays_the_next_stage_and_is_hidden_where_the_receive_was_posted_early():
-    # 500 MB a sample over 1 GB/s: 0.5 s a hop. 1F1 is received while 1B0 computes.
+def test_a_hop_between_gpus_delays_the_next_stage_and_keeps_both_ends_from_computing():
+    # 500 MB a sample over 1 GB/s: 0.5 s a hop, which stands before 1F1 and after 0F0 and 1B0
     ask = request([("a", FAST, 1), ("b", FAST, 1)], model(2, 500 * MB), global_batch=2, memory_GiB=64)
     found = price(plan((2, stage((0, 1), ("a:0", 1)), stage((1, 2), ("b:0", 1)))), ask)
-    assert ends(found, "b:0") == {"1F0": 2.5, "1B0": 4.5, "1F1": 5.5, "1B1": 7.5, "update": 10}
-    assert ends(found, "a:0") == {"0F0": 1, "0F1": 2, "0B0": 7, "0B1": 10, "update": 10}
+    assert ends(found, "b:0") == {"1F0": 2.5, "1B0": 4.5, "1F1": 6.5, "1B1": 8.5, "update": 11}
+    assert ends(found, "a:0") == {"0F0": 1, "0F1": 2.5, "0B0": 7, "0B1": 11, "update": 11}
 
 
 def test_the_slowest_replica_of_a_stage_sets_its_pace():

@@ -34,6 +34,10 @@ class DeviceType:
     hop_busy_s: Seconds = 0.0
     """Seconds of computing that a message costs each end, beside its bytes; 0 where copies run alone."""
     hop_busy_s_per_byte: Seconds = 0.0
+    """Of the whole boundary tensor: packing, sharding and putting together."""
+    hop_overlaps: bool = False
+    """Whether an end computes while its message is on the link. GPUs: no, as the measured runs show (their
+    sends and receives are kernels in the stream of the computation); a CPU's network stack: yes."""
     price_per_hour: float | None = None
     """US dollars of one device for an hour: a list price, for where the cluster file gives none."""
     price_source: str = ""
@@ -63,6 +67,8 @@ class _Sheet(Document, frozen=True, kw_only=True):
     memory_GBps: float
     intra_GBps: float
     node_size: int
+    reserve_GiB: float | None = None
+    hop_busy_ps_per_byte: float = 0.0
     price_per_hour: float | None = None
     price_source: str = ""
     source: str
@@ -74,7 +80,8 @@ class _Sheet(Document, frozen=True, kw_only=True):
             intra_GBps=self.intra_GBps,
             intra_latency_us=NCCL_LATENCY_US,
             memory_GBps=self.memory_GBps,
-            reserve_bytes=GPU_RESERVE_BYTES,
+            reserve_bytes=GPU_RESERVE_BYTES if self.reserve_GiB is None else int(self.reserve_GiB * GIB),
+            hop_busy_s_per_byte=self.hop_busy_ps_per_byte * 1e-12,
             price_per_hour=self.price_per_hour,
             price_source=self.price_source,
             flops={dtype: rate * TERA for dtype, rate in self.tflops.items()},
@@ -110,6 +117,7 @@ def device(name: str) -> DeviceType:
         reserve_bytes=CPU_RESERVE_BYTES,
         hop_busy_s=100e-6 / share,
         hop_busy_s_per_byte=0.25e-9 / share,
+        hop_overlaps=True,
         flops=dict.fromkeys(("float32", "bfloat16", "float16"), CORE_FLOPS * share)
         | {"float64": CORE_FLOPS * share / 2},
         source="two gloo ranks over loopback, this project's development machine, 2026-11-29: 64 bytes in "

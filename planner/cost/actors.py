@@ -96,26 +96,59 @@ def crowd_of(all_crossings: list[list[Crossing]]) -> Crowd:
 
 
 @dataclass(frozen=True, slots=True)
-class Messages:
-    """One boundary's messages, by overlap: seconds with each end's other messages counted in, and bytes."""
+class Direction:
+    """One boundary's messages in one direction, by overlap."""
 
-    forward: list[Seconds]
-    backward: list[Seconds]
-    bytes: list[Bytes]
+    landed_s: list[Seconds]
+    """Seconds on the link, each end's other messages counted in: it serves them one after the other."""
+    sender_busy_s: list[Seconds]
+    """Computing that a message costs the end that sends it."""
+    receiver_busy_s: list[Seconds]
+
+
+@dataclass(frozen=True, slots=True)
+class Messages:
+    """One boundary's messages there and back."""
+
+    forward: Direction
+    backward: Direction
 
 
 def messages_of(crossing: Crossing, crowd: Crowd, tables: Tables) -> Messages:
-    """An end that serves several messages of a micro-batch serves them one after the other."""
-    forward: list[Seconds] = []
-    backward: list[Seconds] = []
+    """Outputs to the next stage and gradients to the one before."""
     sizes = [len(o.rows) * crossing.sample_bytes for o in crossing.overlaps]
-    for o, size in zip(crossing.overlaps, sizes, strict=True):
-        a, b = crossing.before[o.sender], crossing.after[o.receiver]
-        link = tables.fleet.link(a.node.name, b.node.name)
-        senders = max(1, crowd.forward.get(a.node.name, 1)), max(1, crowd.backward.get(b.node.name, 1))
-        forward.append(-(-b.tp // a.tp) * link.seconds(size, senders[0]))
-        backward.append(-(-a.tp // b.tp) * link.seconds(size, senders[1]))
-    return Messages(_busiest_end(crossing, forward), _busiest_end(crossing, backward), sizes)
+    pairs = [(crossing.before[o.sender], crossing.after[o.receiver]) for o in crossing.overlaps]
+    forward = [_hop(a, b, n, crowd.forward, tables) for (a, b), n in zip(pairs, sizes, strict=True)]
+    backward = [_hop(b, a, n, crowd.backward, tables) for (a, b), n in zip(pairs, sizes, strict=True)]
+    there = _busy([a for a, _ in pairs], sizes, forward), _busy([b for _, b in pairs], sizes, forward)
+    back = _busy([b for _, b in pairs], sizes, backward), _busy([a for a, _ in pairs], sizes, backward)
+    return Messages(
+        Direction(_busiest_end(crossing, forward), *there), Direction(_busiest_end(crossing, backward), *back)
+    )
+
+
+def _hop(sender: Seat, receiver: Seat, size: Bytes, crowd: dict[str, int], tables: Tables) -> Seconds:
+    """Each rank of the smaller tensor-parallel group sends or takes a part; the receiver's ranks gather them.
+
+    Megatron-LM's scatter and gather (arXiv 2104.04473, §4.1), DeepSpeed's partitioned pipe tensors.
+    """
+    link = tables.fleet.link(sender.node.name, receiver.node.name)
+    streams = min(sender.tp, receiver.tp)
+    seconds = link.seconds(-(-size // streams), max(streams, crowd.get(sender.node.name, 1)))
+    if receiver.tp == 1:
+        return seconds
+    inside = tables.fleet.link(receiver.node.name, receiver.node.name)
+    return seconds + (receiver.tp - 1) * inside.seconds(-(-size // receiver.tp))
+
+
+def _busy(seats: list[Seat], sizes: list[Bytes], link_s: list[Seconds]) -> list[Seconds]:
+    """Computing that each message costs the end in ``seats``."""
+    found = []
+    for seat, size, seconds in zip(seats, sizes, link_s, strict=True):
+        device = seat.node.device
+        own = device.hop_busy_s + size * device.hop_busy_s_per_byte
+        found.append(own if device.hop_overlaps else own + seconds)
+    return found
 
 
 def _busiest_end(crossing: Crossing, alone: list[Seconds]) -> list[Seconds]:
@@ -162,24 +195,21 @@ def _stage_actors(
         )
         before: Sources = ()
         behind: Sources = ()
-        busy_before = busy_behind = 0.0
+        forward_tail = backward_tail = 0.0
         if s > 0:
             mine = [(o.sender, i) for i, o in enumerate(crossed[s - 1].overlaps) if o.receiver == r]
-            busy_before = _busy(seat, [messages[s - 1].bytes[i] for _, i in mine])
-            before = _arrivals(mine, messages[s - 1].forward, busy_before)
+            busy, before = _arrivals(mine, messages[s - 1].forward)
+            forward += busy
+            backward_tail = sum(messages[s - 1].backward.sender_busy_s[i] for _, i in mine)
         if s < len(crossed):
             mine = [(o.receiver, i) for i, o in enumerate(crossed[s].overlaps) if o.sender == r]
-            busy_behind = _busy(seat, [messages[s].bytes[i] for _, i in mine])
-            behind = _arrivals(mine, messages[s].backward, busy_behind)
-        yield Actor(forward + busy_before, backward + busy_behind, before, behind, busy_behind, busy_before)
+            busy, behind = _arrivals(mine, messages[s].backward)
+            backward += busy
+            forward_tail = sum(messages[s].forward.sender_busy_s[i] for _, i in mine)
+        yield Actor(forward, backward, before, behind, forward_tail, backward_tail)
 
 
-def _busy(seat: Seat, sizes: list[Bytes]) -> Seconds:
-    """Computing that the messages of one direction cost this end."""
-    device = seat.node.device
-    return sum(device.hop_busy_s + size * device.hop_busy_s_per_byte for size in sizes)
-
-
-def _arrivals(mine: list[tuple[int, int]], seconds: list[Seconds], busy: Seconds) -> Sources:
+def _arrivals(mine: list[tuple[int, int]], direction: Direction) -> tuple[Seconds, Sources]:
     """Messages to one replica; what it does itself to receive them is part of its own action."""
-    return tuple((j, max(0.0, seconds[i] - busy)) for j, i in mine)
+    busy = sum(direction.receiver_busy_s[i] for _, i in mine)
+    return busy, tuple((j, max(0.0, direction.landed_s[i] - busy)) for j, i in mine)

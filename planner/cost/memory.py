@@ -13,7 +13,13 @@ from arachne_runtime.plan.limits import PENDING_SENDS
 from arachne_runtime.plan.plan import ScheduleKind
 from arachne_runtime.units import Bytes
 
-from .tables import Amount, Bound, Tables
+from .tables import Amount, Bound, Tables, larger
+
+BACKWARD_OF_KEPT = 2.0
+"""Bytes that a block's backward allocates at its peak, over those that it kept from its forward.
+
+Fitted on peaks of OPT-350M on GH200 (bench/data/sailor_runs.json): with 2, what is left over is the same
+4.1 to 5.1 GB for micro-batches of 1 to 8, with and without the head; with 1 it grows from 4.5 to 6.9."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,6 +33,8 @@ class StageMemory:
     """Of all micro-batches in flight, their outputs included."""
     buffers: Amount
     """Received inputs and gradients, and what is being sent."""
+    backward: Amount
+    """What the backward of the largest block allocates: gradients of what it kept, and temporaries."""
     adoption: Amount
     """Gradients as autograd allocates them in the first backward, beyond the activations that it frees."""
     optimizer_temporaries: Amount
@@ -46,7 +54,9 @@ class StageMemory:
     @property
     def _peak(self) -> Amount:
         held = self.weights + self.gradients + self.optimizer
-        return held + _larger(self.activations + self.buffers + self.adoption, self.optimizer_temporaries)
+        return held + larger(
+            self.activations + self.buffers + self.backward + self.adoption, self.optimizer_temporaries
+        )
 
 
 def in_flight(kind: ScheduleKind, stage: int, num_stages: int, micro_batches: int) -> int:
@@ -86,21 +96,15 @@ def stage_memory(
         optimizer=parameters * sizes.optimizer / _where(zero >= 1, width, 1),
         activations=_where(recompute, held * entering + whole, held * whole) + held * leaving,
         buffers=_buffers(entering * _where(start > 0, 1, 0), leaving),
-        adoption=_larger(0.0, gradients - whole),
+        backward=BACKWARD_OF_KEPT * tables.largest_activations(start, stop, device, tp, samples),
+        adoption=larger(0.0, gradients - whole),
         optimizer_temporaries=parameters * sizes.weight,
     )
 
 
 def _buffers(entering: Amount, leaving: Amount) -> Amount:
     """The gradient in use, the receive posted ahead, and gradients that are being sent."""
-    return leaving + _larger(entering, leaving) + (PENDING_SENDS + 1) * entering
-
-
-def _larger(a: Amount, b: Amount) -> Amount:
-    """``max``; NumPy's where one is an array, as it is slow for plain numbers."""
-    if isinstance(a, np.ndarray) or isinstance(b, np.ndarray):
-        return np.maximum(a, b)
-    return max(a, b)
+    return leaving + larger(entering, leaving) + (PENDING_SENDS + 1) * entering
 
 
 def _where(condition: bool | NDArray[Any], a: Amount, b: Amount) -> Amount:

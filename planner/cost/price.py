@@ -30,7 +30,7 @@ def price(plan: Plan, request: "Request") -> Price:
     _refuse_unpriced(plan)
     tables = request.tables
     seats = seats_of(plan, tables)
-    peaks, worst = _memory(plan, seats, tables)
+    peaks, worst = peaks_of(plan, seats, tables)
     if worst is not None:
         return worst
     run = simulate(plan, seats, tables)
@@ -106,7 +106,7 @@ def _updates(plan: Plan, seats: Seats, tables: Tables) -> list[list[list[Seconds
     ]
 
 
-def _memory(plan: Plan, seats: Seats, tables: Tables) -> tuple[dict[str, Bytes], Infeasible | None]:
+def peaks_of(plan: Plan, seats: Seats, tables: Tables) -> tuple[dict[str, Bytes], Infeasible | None]:
     """Peak bytes by device, and the device that lacks most where any lacks some."""
     peaks: dict[str, Bytes] = {}
     worst: Infeasible | None = None

@@ -98,6 +98,15 @@ class Tables:
         """Bytes a micro-batch that blocks ``start..stop-1`` keep for the backward on each device."""
         return self.between(self.costs(device, tp, samples).activation_bytes, start, stop)
 
+    def largest_activations(self, start: Bound, stop: Bound, device: str, tp: int, samples: int) -> Amount:
+        """The most that one of blocks ``start..stop-1`` keeps, alike blocks taken as one."""
+        kept = self.costs(device, tp, samples).activation_bytes
+        largest: Amount = 0.0
+        for count in self._of_kind:
+            most = max(b - a for a, b, c, d in zip(kept, kept[1:], count, count[1:], strict=False) if d > c)
+            largest = larger(largest, most * (self.between(count, start, stop) > 0))
+        return largest
+
     def parameters(self, start: int, stop: int) -> int:
         """Parameters that a stage holds; one tied within it is held once."""
         return int(self.parameters_of(start, stop))
@@ -155,6 +164,12 @@ class Tables:
         if not self.profile.links:
             notes.append("links: from the cluster file and the catalog")
         return tuple(notes)
+
+    @cached_property
+    def _of_kind(self) -> tuple[tuple[int, ...], ...]:
+        """For each kind, how many of its blocks stand before each boundary."""
+        kinds = [block.kind for block in self.model.blocks]
+        return tuple(tuple(accumulate((k == kind for k in kinds), initial=0)) for kind in self._kinds)
 
     @cached_property
     def _kinds(self) -> tuple[str, ...]:
@@ -220,6 +235,13 @@ class Tables:
                 f"catalog does not know that type; run `arachne profile` on it"
             )
         return types[0].memory_GBps
+
+
+def larger(a: Amount, b: Amount) -> Amount:
+    """``max``; NumPy's where one is an array, as it is slow for plain numbers."""
+    if isinstance(a, np.ndarray) or isinstance(b, np.ndarray):
+        return np.maximum(a, b)
+    return max(a, b)
 
 
 def ring_seconds(link: Link, size: float, members: int, senders: int = 1) -> Seconds:
