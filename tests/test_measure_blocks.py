@@ -15,7 +15,7 @@ from arachne_runtime.plan.rules import check_model
 from arachne_runtime.testing import run_ranks
 from tests.models import GPT, next_token_loss
 
-QUICK = Effort(batch_s=0.002, min_batches=1, max_batches=1, warm_up_repeats=1)
+QUICK = Effort(batch_s=0.002, rounds=1)
 CPU = torch.device("cpu")
 FLOAT = 4
 
@@ -188,7 +188,7 @@ def test_more_samples_take_longer():
     """Best of 3 attempts: 64 times the samples of a wide layer take at least 8 times as long."""
     workload = chain(*[linear(256, 256)] * 3, width=256, out=256)
     for _ in range(3):
-        found = measured(workload, (16, 1024), Effort(batch_s=0.05, min_batches=1, max_batches=1))
+        found = measured(workload, (16, 1024), Effort(batch_s=0.05, rounds=1))
         times = [(t.forward_s, t.backward_s) for t in found.timings if t.kind == "layer"]
         if all(late > 8 * early for early, late in zip(*times, strict=True)):
             return
@@ -218,6 +218,6 @@ def test_progress_counts_down():
         gpt(tied=False), device=CPU, device_type="cpu", samples=(1,), effort=QUICK,
         on_progress=lambda kind, samples, left: said.append((kind, samples, left)),
     )  # fmt: skip
-    assert said[0] == ("embedding", 1, 5)
+    assert said[0] == ("embedding", 1, 11)  # three kinds and their optimizers, a warm-up and a round
     assert all(a[2] - b[2] == 1 for a, b in pairwise(said))
     assert said[-1] == ("head", 0, 0)

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TypeAlias
 
 import torch
@@ -14,17 +15,21 @@ from ..model.parts import ModelParts
 from ..model.workload import Workload
 from ..plan.model import BlockSpec, ModelSpec, ParameterBytes
 from ..plan.profile import BlockTiming, UpdateTiming
-from ..units import Bytes
+from ..units import Bytes, Seconds
 from .kept import kept_bytes, view_bytes
-from .probe import Probe, find_probes, kinds_by_cost
-from .timing import DEFAULT_EFFORT, Effort, seconds_by_phase
+from .probe import Passes, Probe, find_probes, kinds_by_cost
+from .timing import DEFAULT_EFFORT, Effort, Phases, seconds_in_turn
 from .together import Together
 
 DEFAULT_SAMPLES = (1, 2, 4, 8, 16, 32)
 """Log-spaced, since a profile is read linearly between two neighbours."""
 
 OnProgress: TypeAlias = Callable[[str, int, int], None]
-"""(kind, samples, measurements left)."""
+"""(kind, samples or 0 for its optimizer, batches left)."""
+
+
+def _silently(kind: str, samples: int, left: int) -> None:
+    """Nobody waits to be told."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,23 +62,14 @@ def measure_blocks(
     _shared(parts)  # what a model file cannot say ends here, before anything is timed
     probes = find_probes(parts, workload, samples[-1], device=device)
     steps = _Steps(probes, workload, device, device_type, together, effort)
-    left = len(probes) * (len(samples) + 1)
-    timings, updates = [], []
-    for probe in probes:
-        for count in (*samples, 0):
-            left -= 1
-            if on_progress:
-                on_progress(probe.kind, count, left)
-            if count:
-                timings.append(steps.block(probe, count))
-            else:
-                updates.append(steps.update(probe))
+    say = on_progress or _silently
+    timings, updates = steps.blocks(samples, say), steps.updates(say)
     model = _model_spec(parts, workload, probes, timings, steps.optimizer_bytes)
-    return BlockMeasurements(model, tuple(timings), tuple(updates))
+    return BlockMeasurements(model, timings, updates)
 
 
 class _Steps:
-    """The single measurements, with what they share."""
+    """The measurements, with what they share."""
 
     def __init__(
         self,
@@ -84,59 +80,101 @@ class _Steps:
         together: Together,
         effort: Effort,
     ) -> None:
+        self._probes = probes
         self._device, self._type = device, device_type
         self._together, self._effort = together, effort
         self._workload = workload
         self.optimizer_bytes = 0
         """Bytes of optimizer state by parameter, the largest of all kinds."""
 
-    def block(self, probe: Probe, samples: int) -> BlockTiming:
-        """Forward and backward of one block for that many samples."""
-        passes = probe.passes(samples)
-        kept = kept_bytes(
-            probe.stage,
-            passes.inputs,
-            passes.forward,
-            context=passes.context,
-            outputs_stay=probe.loss is not None,
+    def blocks(self, samples: Sequence[int], say: OnProgress) -> tuple[BlockTiming, ...]:
+        """Forward and backward of a block of each kind for each number of samples."""
+        asked = [(probe, count) for probe in self._probes for count in samples]
+        kept = [_kept(probe.passes(count)) for probe, count in asked]
+        later = len(self._probes) * (self._effort.rounds + 1)
+        found = self._in_turn(
+            [partial(_both_ways, probe, count) for probe, count in asked],
+            lambda index, left: say(asked[index][0].kind, asked[index][1], left + later),
         )
-        passes.forget()
-        forward_s, backward_s = seconds_by_phase(
-            (passes.forward, passes.backward),
-            device=self._device,
-            together=self._together,
-            effort=self._effort,
-        )
-        return BlockTiming(
-            kind=probe.kind,
-            device=self._type,
-            samples=samples,
-            forward_s=forward_s,
-            backward_s=backward_s,
-            activation_bytes=kept,
+        return tuple(
+            BlockTiming(
+                kind=probe.kind,
+                device=self._type,
+                samples=count,
+                forward_s=forward_s,
+                backward_s=backward_s,
+                activation_bytes=kept_bytes,
+            )
+            for (probe, count), kept_bytes, (forward_s, backward_s) in zip(asked, kept, found, strict=True)
         )
 
-    def update(self, probe: Probe) -> UpdateTiming:
+    def updates(self, say: OnProgress) -> tuple[UpdateTiming, ...]:
         """What a step does with all parameters of one block: their norm, the optimizer; 0 s without any."""
+        updates = [update for probe in self._probes if (update := self._update(probe)) is not None]
+        found = self._in_turn(
+            [update.phases for update in updates], lambda index, left: say(updates[index].kind, 0, left)
+        )
+        self.optimizer_bytes = max((update.state_bytes for update in updates), default=0)
+        seconds = {update.kind: sum(phases) for update, phases in zip(updates, found, strict=True)}
+        return tuple(
+            UpdateTiming(kind=probe.kind, device=self._type, update_s=seconds.get(probe.kind, 0.0))
+            for probe in self._probes
+        )
+
+    def _in_turn(
+        self, works: Sequence[Callable[[], Phases]], on_batch: Callable[[int, int], None]
+    ) -> tuple[tuple[Seconds, ...], ...]:
+        return seconds_in_turn(
+            works, device=self._device, together=self._together, effort=self._effort, on_batch=on_batch
+        )
+
+    def _update(self, probe: Probe) -> "_Update | None":
         parameters = [p for p in probe.stage.parameters() if p.requires_grad]
         if not parameters:
-            return UpdateTiming(kind=probe.kind, device=self._type, update_s=0.0)
+            return None
         for parameter in parameters:
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
             parameter.grad.normal_(std=1e-3)
-        optimizer = self._workload.optimizer(parameters)
-        gradients = [p.grad for p in parameters if p.grad is not None]
-        update_s = sum(
-            seconds_by_phase(
-                (lambda: float(get_total_norm(gradients)), optimizer.step),
-                device=self._device,
-                together=self._together,
-                effort=self._effort,
-            )
-        )
-        self.optimizer_bytes = max(self.optimizer_bytes, _state_bytes(optimizer, parameters))
-        return UpdateTiming(kind=probe.kind, device=self._type, update_s=update_s)
+        return _Update(probe.kind, parameters, self._workload.optimizer(parameters))
+
+
+@dataclass(frozen=True, slots=True)
+class _Update:
+    """The end of a step for the parameters of one block."""
+
+    kind: str
+    parameters: Sequence[nn.Parameter]
+    optimizer: torch.optim.Optimizer
+
+    def phases(self) -> Phases:
+        """The norm of the gradients, and the optimizer's step."""
+        gradients = [p.grad for p in self.parameters if p.grad is not None]
+        return (lambda: float(get_total_norm(gradients)), self.optimizer.step)
+
+    @property
+    def state_bytes(self) -> Bytes:
+        """Bytes of optimizer state by parameter."""
+        return _state_bytes(self.optimizer, self.parameters)
+
+
+def _both_ways(probe: Probe, samples: int) -> Phases:
+    """Forward and backward on inputs of their own, which live as long as they are timed."""
+    passes = probe.passes(samples)
+    return (passes.forward, passes.backward)
+
+
+def _kept(passes: Passes) -> Bytes:
+    """Bytes that a forward keeps for its backward."""
+    kept = kept_bytes(
+        passes.probe.stage,
+        passes.inputs,
+        passes.forward,
+        context=passes.context,
+        outputs_stay=passes.probe.loss is not None,
+    )
+    passes.forget()
+    return kept
 
 
 def _state_bytes(optimizer: torch.optim.Optimizer, parameters: Sequence[nn.Parameter]) -> Bytes:

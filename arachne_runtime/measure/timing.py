@@ -1,14 +1,18 @@
-"""Times work as a training step meets it: the mean over a batch of repeats that spans many quota periods.
+"""Times work as a training step meets it: the mean over batches of repeats that span many quota periods.
 
 Under a CPU quota a short call is seldom throttled, so the median of short calls is the time of a device
-without a quota; only the mean over many periods is the time that training sees.
+without a quota; only the mean over many periods is the time that training sees. Three more things make it
+wrong by some percent (docs/measuring.md): a batch that begins after a pause finds a full quota; one that ends
+as soon as enough time has passed ends behind a throttle more often than chance has it; a machine's speed
+drifts while it is measured. So ranks do not pause, the repeats of a batch are counted out before it begins,
+and all pieces of work are timed in turn, round after round.
 """
 
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import dataclass, field
+from typing import Protocol, TypeAlias
 
 import torch
 
@@ -16,22 +20,22 @@ from ..errors import UsageError
 from ..units import Seconds
 from .together import Together
 
+Phases: TypeAlias = Sequence[Callable[[], object]]
+"""What one repeat does, in parts that are told apart: say forward, then backward."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Effort:
-    """How long to measure one piece of work."""
+    """How long to measure each piece of work."""
 
-    batch_s: Seconds = 0.25
-    """A batch of repeats lasts at least this long: 25 periods of a 10 ms quota."""
-    min_batches: int = 3
-    max_batches: int = 4
-    enough: float = 0.03
-    """Stop early when, on every rank, the middle batches agree within this part of their value."""
-    warm_up_repeats: int = 2
+    batch_s: Seconds = 0.2
+    """A batch of repeats lasts about this long: 20 periods of a 10 ms quota."""
+    rounds: int = 5
+    """Batches of each piece of work, of which the median counts."""
 
     def __post_init__(self) -> None:
-        if not 1 <= self.min_batches <= self.max_batches or self.batch_s <= 0:
-            raise UsageError(f"effort needs 1 <= min_batches <= max_batches and batch_s > 0, got {self}")
+        if self.rounds < 1 or self.batch_s <= 0:
+            raise UsageError(f"effort needs rounds >= 1 and batch_s > 0, got {self}")
 
 
 DEFAULT_EFFORT = Effort()
@@ -76,67 +80,103 @@ class _CudaLaps:
         return [a.elapsed_time(b) for a, b in zip(self._events, self._events[1:], strict=False)]
 
 
-def seconds_by_phase(
-    phases: Sequence[Callable[[], object]],
+@dataclass(slots=True)
+class _Piece:
+    """A piece of work, and what its batches took."""
+
+    prepare: Callable[[], Phases]
+    repeats: int = 1
+    """Of the next batch; never changed by the batch itself."""
+    batches: list[tuple[Seconds, ...]] = field(default_factory=list)
+
+    def time(self, device: torch.device, batch_s: Seconds) -> None:
+        """Add one batch."""
+        self.batches.append(_batch(self.prepare(), device, self.repeats))
+        self.repeats = self._enough(batch_s)
+
+    def warm_up(self, device: torch.device, batch_s: Seconds) -> None:
+        """Allocate, compile, and find how many repeats fill a batch."""
+        took_s = 0.0
+        while took_s < batch_s / 4:
+            phases = self.prepare()
+            self.batches = [_batch(phases, device, self.repeats)]
+            took_s = self.repeats * self.seconds
+            self.repeats = min(4 * self.repeats, self._enough(batch_s))
+        self.batches = []
+
+    @property
+    def seconds(self) -> Seconds:
+        """Of the last repeat, all phases."""
+        return sum(self.batches[-1])
+
+    @property
+    def medians(self) -> tuple[Seconds, ...]:
+        """By phase."""
+        return tuple(statistics.median(times) for times in zip(*self.batches, strict=True))
+
+    def _enough(self, batch_s: Seconds) -> int:
+        return max(1, round(batch_s / max(self.seconds, 1e-9)))
+
+
+def seconds_in_turn(
+    works: Sequence[Callable[[], Phases]],
     *,
     device: torch.device,
     together: Together,
     effort: Effort = DEFAULT_EFFORT,
-) -> tuple[Seconds, ...]:
-    """Seconds of each phase of a repeat (say forward, then backward), all ranks measuring at once.
+    on_batch: Callable[[int, int], None] | None = None,
+) -> tuple[tuple[Seconds, ...], ...]:
+    """Seconds of each phase of a repeat of each of the works, all ranks measuring at once.
 
-    Each batch's wall time is divided by its repeats, then split between the phases by their CPU time (on
-    CUDA, by the device's clock); the result is the median of the batches.
+    Each of ``works`` makes ready what its phases need, which is not timed, and returns the phases. A batch's
+    wall time is divided by its repeats, then split between the phases by their CPU time (on CUDA, by the
+    device's clock). Before each batch ``on_batch(index of the work, batches left)`` is called. Every rank
+    passes equally many works; one that is through with a round works on until all are.
     """
-    slowest_s = together.largest(_warm_up(phases, device, effort.warm_up_repeats))
-    batch_s = max(effort.batch_s, 2 * slowest_s)
-    batches: list[tuple[Seconds, ...]] = []
-    while len(batches) < effort.max_batches:
-        together.barrier()
-        batches.append(_batch(phases, device, batch_s))
-        if len(batches) >= effort.min_batches and together.largest(_disagreement(batches)) <= effort.enough:
-            break
-    return tuple(statistics.median(times) for times in zip(*batches, strict=True))
+    pieces = [_Piece(prepare) for prepare in works]
+    together.barrier()
+    left = len(pieces) * (effort.rounds + 1)
+    for turn in range(effort.rounds + 1):
+        for index, piece in enumerate(pieces):
+            left -= 1
+            if on_batch:
+                on_batch(index, left)
+            if turn:
+                piece.time(device, effort.batch_s)
+            else:
+                piece.warm_up(device, effort.batch_s)
+        if pieces:
+            together.work_until_all_are_here(lambda: _batch(pieces[0].prepare(), device, 1))
+    return tuple(piece.medians for piece in pieces)
 
 
-def _warm_up(phases: Sequence[Callable[[], object]], device: torch.device, repeats: int) -> Seconds:
-    """Seconds of the last warm-up repeat."""
-    last_s = 0.0
-    for _ in range(repeats):
-        start = time.perf_counter()
-        for phase in phases:
-            phase()
-        _finish(device)
-        last_s = time.perf_counter() - start
-    return last_s
-
-
-def _batch(
-    phases: Sequence[Callable[[], object]], device: torch.device, batch_s: Seconds
+def seconds_by_phase(
+    phases: Phases, *, device: torch.device, together: Together, effort: Effort = DEFAULT_EFFORT
 ) -> tuple[Seconds, ...]:
+    """Seconds of each phase of a repeat of one piece of work."""
+    (seconds,) = seconds_in_turn((lambda: phases,), device=device, together=together, effort=effort)
+    return seconds
+
+
+def _batch(phases: Phases, device: torch.device, repeats: int) -> tuple[Seconds, ...]:
+    """Seconds of each phase of a repeat.
+
+    The clock that a lap reads also ends what the kernel calls a slice, and a rank that has used up its quota
+    is stopped there. A lap comes first at both ends of the batch, so that each batch pays for itself alone.
+    """
     laps: _Laps = _CudaLaps(device) if device.type == "cuda" else _CpuLaps()
     _finish(device)
-    start = time.perf_counter()
     laps.lap()
-    repeats = 0
-    while not repeats or time.perf_counter() - start < batch_s:
+    start = time.perf_counter()
+    for _ in range(repeats):
         for phase in phases:
             phase()
             laps.lap()
-        repeats += 1
     _finish(device)
     wall_s = time.perf_counter() - start
     spent = laps.spent()
     by_phase = [sum(spent[i :: len(phases)]) for i in range(len(phases))]
     return tuple(wall_s / repeats * part / max(sum(by_phase), 1e-12) for part in by_phase)
-
-
-def _disagreement(batches: Sequence[tuple[Seconds, ...]]) -> float:
-    """Distance between the batches beside the median, as a part of the median (totals of all phases)."""
-    totals = sorted(sum(batch) for batch in batches)
-    middle = len(totals) // 2
-    near = totals[max(0, middle - 1) : middle + 2]
-    return (near[-1] - near[0]) / max(totals[middle], 1e-12)
 
 
 def _finish(device: torch.device) -> None:

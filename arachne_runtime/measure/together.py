@@ -1,5 +1,6 @@
 """Keeps all ranks at the same measurement: they start it together and agree on one number."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -26,6 +27,16 @@ class Together:
     def barrier(self) -> None:
         """Wait for every rank."""
         self.largest(0.0)
+
+    def work_until_all_are_here(self, work: Callable[[], object]) -> None:
+        """A barrier that does not pause: ``work`` is repeated until every rank has come."""
+        if self.size == 1:
+            return
+        arrival = dist.all_reduce(torch.zeros(1), async_op=True)
+        assert arrival is not None
+        while not arrival.is_completed():
+            work()
+        arrival.wait()
 
     def largest(self, value: float) -> float:
         """The largest of all ranks' values."""

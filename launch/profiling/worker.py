@@ -74,7 +74,7 @@ class _Progress:
         self._file = file
 
     def block(self, kind: str, samples: int, left: int) -> None:
-        self._say(f"{kind}: {f'{samples} samples' if samples else 'optimizer'} ({left} more block timings)")
+        self._say(f"{kind}: {f'{samples} samples' if samples else 'optimizer'} ({left} more batches)")
 
     def link(self, trial: LinkTrial) -> None:
         pairs = ", ".join(f"{a} and {b}" for a, b in trial.pairs)
