@@ -1,5 +1,6 @@
 """What a training script holds: the plan, the ranks, and an engine made from them."""
 
+import operator
 import os
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -228,6 +229,7 @@ class Session:
             raise UsageError(
                 "which rows this rank needs depends on its stage: call session.engine(...) before"
             )
+        refuse_no_integers(global_batch=global_batch, seed=seed, epochs=epochs, start=start)
         plan = self._engine.plan
         if plan.devices != (LONE_DEVICE,) and global_batch != plan.global_batch:
             raise UsageError(
@@ -268,6 +270,15 @@ def lone_plan(num_blocks: int) -> Plan:
     stage = Stage(layers=(0, num_blocks), replicas=(replica,))
     pipeline = Pipeline(micro_batches=1, micro_batch=ANY_BATCH, stages=(stage,))
     return Plan(model="local", global_batch=ANY_BATCH, sequence=1, pipelines=(pipeline,))
+
+
+def refuse_no_integers(**arguments: object) -> None:
+    """UsageError for the first that is no whole number, say a text of the command line."""
+    for name, value in arguments.items():
+        try:
+            operator.index(value)  # type: ignore[arg-type]
+        except TypeError:
+            raise UsageError(f"{name}={value!r} is no whole number; convert it: int(...)") from None
 
 
 def _path(text: str | None) -> Path | None:

@@ -38,6 +38,8 @@ class Failure(Document, frozen=True, kw_only=True):
     """It only says that another rank is gone."""
     unresponsive: bool = False
     """It did not end when it was asked to, after another rank had failed, and was killed."""
+    stopped: bool = False
+    """It was stopped (SIGSTOP), did not go on, and was killed."""
     traceback_file: str | None = None
     """Where its whole traceback was kept."""
 
@@ -132,6 +134,8 @@ def _headline(failure: Failure) -> str:
         return f"{start}: the script called sys.exit({failure.text})"
     if failure.recorded:
         return f"{start}: {failure.kind}: {failure.text}"
+    if failure.stopped:
+        return f"{start}: was stopped (SIGSTOP), did not go on, and was killed, since all others wait for it"
     if failure.unresponsive:
         return (
             f"{start}: did not answer: stopped (SIGSTOP, a debugger), or stuck in a call of the system; the "

@@ -12,7 +12,7 @@ import socket
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -28,11 +28,15 @@ from arachne_runtime.errors import UnsupportedEnvironmentError, UsageError
 from arachne_runtime.plan import files
 from arachne_runtime.plan.cluster import node_of
 from arachne_runtime.plan.placement import rank_order
+from arachne_runtime.plan.plan import Plan
+from arachne_runtime.plan.runnable import refuse_unrunnable
 
 from . import lab
 from .failure import RanksFailedError, Report, read_failure, where_in
+from .folders import make_writable
 from .hosts import Hosts, interface_of
 from .nodes import nodes_of
+from .stopped import StopWatch
 from .streams import RankStreams
 from .worker import DEVICE_VARIABLE
 
@@ -95,9 +99,10 @@ def run_plan(
     Raises InvalidFileError for the plan, UsageError for the command, and WorkerFailedError with the words of
     the rank that failed first.
     """
-    plan = files.read_plan(plan_path)
+    plan = _runnable(plan_path)
     devices = rank_order(plan)
     _refuse_shared_gpus(devices)
+    make_writable(trace, "--trace")
     launch(
         Job(
             devices=devices,
@@ -122,7 +127,8 @@ def run_node(
     log_dir: Path | None = None,
 ) -> None:
     """Run one node of a plan that spans several; the others are started elsewhere and meet at the first."""
-    plan = files.read_plan(plan_path)
+    plan = _runnable(plan_path)
+    make_writable(trace, "--trace")
     nodes = {found.name: found for found in nodes_of(plan)}
     if node not in nodes:
         raise UsageError(f"the plan has no devices on node {node!r}; its nodes are {', '.join(nodes)}")
@@ -149,6 +155,13 @@ def run_node(
             ),
         )
     )
+
+
+def _runnable(plan_path: Path) -> Plan:
+    """The plan, unless this version's engine cannot run it."""
+    plan = files.read_plan(plan_path)
+    refuse_unrunnable(plan)
+    return plan
 
 
 def run_ranks(
@@ -198,10 +211,12 @@ def script_command(command: Sequence[str]) -> tuple[str, ...]:
 
 def launch(job: Job) -> None:
     """Start this node's ranks and wait for them; no process of the job outlives the call."""
-    if (state := lab.current()) is not None:
-        for device in job.devices:
-            state.seat(device)
+    seats = [state.seat(device) for device in job.devices] if (state := lab.current()) is not None else []
+    supervised = any(seat.roster for seat in seats)  # a duty cycle stops ranks on purpose
+    make_writable(job.log_dir, "--log-dir")
     run_id = f"arachne-{secrets.token_hex(8)}"
+    mark = f"{RUN_VARIABLE}={run_id}".encode()
+    stops = StopWatch(len(job.devices), mark, limit_s=0.0 if supervised else None)
     with tempfile.TemporaryDirectory(prefix="arachne-run-") as scratch:
         ranks = range(job.meeting.first_rank, job.meeting.first_rank + len(job.devices))
         streams = RankStreams(
@@ -216,7 +231,7 @@ def launch(job: Job) -> None:
         failed: ChildFailedError | None = None
         with _undisturbed():
             try:
-                with streams, _no_survivors(run_id):
+                with streams, _no_survivors(mark), stops:
                     _start(job, streams)
             except SignalException as error:
                 stopped_by = error.sigval
@@ -226,7 +241,7 @@ def launch(job: Job) -> None:
             os.kill(os.getpid(), stopped_by)  # as if we had never caught it: the caller's handler decides
             raise KeyboardInterrupt
         if failed is not None:
-            raise RanksFailedError(_report(job, failed, streams, Path(scratch)))
+            raise RanksFailedError(_report(job, failed, streams, Path(scratch), stops.ended))
 
 
 def _start(job: Job, streams: RankStreams) -> None:
@@ -284,7 +299,9 @@ def _rank_environment(job: Job, device: str, run_id: str) -> dict[str, str]:
     return {**found, **job.environment}
 
 
-def _report(job: Job, failed: ChildFailedError, streams: RankStreams, scratch: Path) -> Report:
+def _report(
+    job: Job, failed: ChildFailedError, streams: RankStreams, scratch: Path, stopped: Set[int]
+) -> Report:
     failures = []
     first_s = min(process.timestamp for process in failed.failures.values())
     for rank, process in failed.failures.items():
@@ -294,7 +311,10 @@ def _report(job: Job, failed: ChildFailedError, streams: RankStreams, scratch: P
         failures.append(
             msgspec.structs.replace(
                 failure,
-                unresponsive=killed and process.timestamp - first_s >= SHUTDOWN_S - 1,  # whole seconds
+                stopped=rank in stopped,
+                unresponsive=rank not in stopped
+                and killed
+                and process.timestamp - first_s >= SHUTDOWN_S - 1,  # whole seconds
                 traceback_file=_keep_traceback(job, scratch, rank),
             )
         )
@@ -360,12 +380,11 @@ def _undisturbed() -> Iterator[None]:
 
 
 @contextmanager
-def _no_survivors(run_id: str) -> Iterator[None]:
+def _no_survivors(mark: bytes) -> Iterator[None]:
     """Kill what a rank started and left behind, in any session or process group."""
     try:
         yield
     finally:
-        mark = f"{RUN_VARIABLE}={run_id}".encode()
         stop_at = time.monotonic() + SHUTDOWN_S
         while (left := _marked(mark)) and time.monotonic() < stop_at:
             for pid in left:

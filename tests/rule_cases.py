@@ -37,6 +37,12 @@ PLAN_CASES: list[Case] = [
     (P.counts_are_positive, {"pipelines[1].micro_batches": 0}, "$.pipelines[1].micro_batches", "is 0"),
     (P.counts_are_positive, {"pipelines[1].micro_batch": 0}, "$.pipelines[1].micro_batch", "is 0"),
     (
+        P.micro_batches_can_be_listed,
+        {"global_batch": 6 * 10**12 + 8, "pipelines[0].micro_batches": 10**12},
+        "$.pipelines",
+        "hold 1000000000002 micro-batches; at most 65536 are supported",
+    ),
+    (
         P.stages_hold_a_block,
         {f"{STAGE}.layers": [0, 0], "pipelines[0].stages[1].layers": [0, 5]},
         "$.pipelines[0].stages[0].layers",

@@ -202,7 +202,10 @@ def test_check_of_a_valid_plan(tmp_path):
     plan, cluster, model = inputs(tmp_path)
     done = arachne("check", plan, "--cluster", cluster, "--model", model)
     assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout == f"{plan}: valid (2 pipelines, 3 stages, 6 devices, 5 blocks)\n"
+    first, *obstacles = done.stdout.splitlines()
+    assert first == f"{plan}: valid (2 pipelines, 3 stages, 6 devices, 5 blocks)"
+    assert obstacles
+    assert all(line.startswith("  arachne run cannot run it: $.pipelines") for line in obstacles)
 
 
 def test_check_against_another_cluster_and_model(tmp_path):
@@ -222,14 +225,21 @@ def test_check_against_another_cluster_and_model(tmp_path):
 def test_check_as_json(tmp_path):
     plan, _, _ = inputs(tmp_path)
     done = arachne("check", plan, "--json")
-    assert (done.returncode, json.loads(done.stdout)) == (
-        0,
-        {"file": str(plan), "valid": True, "problems": []},
-    )
+    answer = json.loads(done.stdout)
+    assert (done.returncode, answer.pop("obstacles")[0][:13]) == (0, "$.pipelines[0")
+    assert answer == {"file": str(plan), "valid": True, "problems": []}
     done = arachne("check", written(tmp_path, changed(PLAN, {"global_batch": 1, "model": ""})), "--json")
     answer = json.loads(done.stdout)
     assert (done.returncode, done.stderr, answer["valid"]) == (3, "", False)
     assert [problem["path"] for problem in answer["problems"]] == ["$.model", "$.global_batch"]
+
+
+def test_check_says_what_cannot_be_run_yet(tmp_path):
+    path = written(tmp_path, changed(PLAN, {"schedule": "zero_bubble"}))
+    done = arachne("check", path)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "\n  arachne run cannot run it: $.schedule is zero_bubble; this version plays gpipe" in done.stdout
+    assert "$.schedule is zero_bubble" in json.loads(arachne("check", path, "--json").stdout)["obstacles"][0]
 
 
 # --- arachne show

@@ -2,6 +2,7 @@
 
 import copy
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from arachne_runtime.errors import ExitCode, InvalidFileError
 from arachne_runtime.plan.cluster import Cluster
 from arachne_runtime.plan.document import Document
 from arachne_runtime.plan.files import (
+    MAX_FILE_BYTES,
     digest,
     encode,
     read,
@@ -150,7 +152,12 @@ def test_files_that_cannot_be_read(tmp_path):
     assert problems_of(tmp_path / "none.json") == {"$": "no such file"}
     assert problems_of(tmp_path) == {"$": "is a directory; name the file inside it"}
     assert "cannot be read" in problems_of(Path("plan\0.json"))["$"]
-    assert "is larger than" in problems_of(Path("/dev/zero"))["$"]
+    assert "is a pipe or a device" in problems_of(Path("/dev/zero"))["$"]
+    os.mkfifo(tmp_path / "pipe")  # nobody writes: opening it would wait for ever
+    assert "is a pipe or a device" in problems_of(tmp_path / "pipe")["$"]
+    with (tmp_path / "large").open("wb") as file:
+        file.truncate(MAX_FILE_BYTES + 1)
+    assert "is larger than" in problems_of(tmp_path / "large")["$"]
     (tmp_path / "loop.json").symlink_to(tmp_path / "loop.json")
     assert "cannot be read" in problems_of(tmp_path / "loop.json")["$"]
 

@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 
 from arachne_runtime.errors import UnsupportedEnvironmentError, UsageError, WorkerFailedError
+from arachne_runtime.plan import files
+from arachne_runtime.plan.plan import MadeBy, Pipeline, Plan, Replica, Stage
 from launch import lab
 from launch.lab import Enforcement, Lab, LabDevice
 from launch.lab.state import LAB_VARIABLE, read_state
@@ -84,6 +86,22 @@ def test_a_killed_rank_leaves_nothing(tmp_path, enforcement):
         folder = on.state_file.parent
     assert not folder.exists()
     assert threading.active_count() == 1
+
+
+def test_a_plan_for_other_shares_is_warned_of_with_both(tmp_path):
+    stage = Stage(layers=(0, 1), replicas=(Replica(devices=("big:0",), share=1),))
+    pipeline = Pipeline(micro_batches=1, micro_batch=1, stages=(stage,))
+    digests = dict.fromkeys(("cluster", "model", "profile"), "sha256:0")
+    words = [*ARACHNE, "run", str(tmp_path / "plan.json"), "--", str(tmp_path / "train.py")]
+    (tmp_path / "train.py").touch()
+    for planned, warned in (("cpu-0.5", True), ("cpu-0.8", False)):
+        made_by = MadeBy(solver="arachne", version="0", device_types={"big": planned}, **digests)
+        plan = Plan(model="tiny", global_batch=1, sequence=1, pipelines=(pipeline,), made_by=made_by)
+        files.write(plan, tmp_path / "plan.json")
+        process = start(str(write_lab(tmp_path)), "--", *words)
+        err = process.communicate(timeout=60)[1]
+        assert process.returncode == 0
+        assert (f"big was planned for as {planned}, but is cpu-0.8 in this lab" in err) is warned
 
 
 SLEEP = [

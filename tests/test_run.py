@@ -189,7 +189,7 @@ def test_other_ends_are_told_as_what_they_are(tmp_path, fault, headline, code, h
 @pytest.mark.parametrize(
     ("fault", "told"),
     [
-        ("if rank == 1: os.kill(os.getpid(), signal.SIGSTOP)", "rank 1 failed .*: did not answer: stopped"),
+        ("if rank == 1: os.kill(os.getpid(), signal.SIGSTOP)", "rank 1 failed .*: was stopped"),
         ("if rank == 1: sys.exit()", "\\n  before that, the script had ended without an error on rank 1:"),
         ("if rank == 1: time.sleep(60)", "\\n  no rank had failed before: one took longer than the others"),
     ],
@@ -198,6 +198,24 @@ def test_a_rank_that_does_not_come_is_told_though_only_others_fail(tmp_path, fau
     joined = JOINED.replace('("gloo")', '("gloo", timeout=__import__("datetime").timedelta(seconds=2))')
     with pytest.raises(WorkerFailedError, match=told):
         run_ranks(["a:0", "a:1"], [script(tmp_path, joined.replace("FAULT", fault)), "joined"], quiet=True)
+
+
+def test_a_stopped_rank_is_ended_and_named_though_the_others_would_wait_for_minutes(tmp_path, monkeypatch):
+    monkeypatch.setattr("launch.stopped.STOPPED_S", 1.0)
+    fault = "if rank == 1: os.kill(os.getpid(), signal.SIGSTOP)"
+    start = time.monotonic()
+    with pytest.raises(WorkerFailedError, match=r"rank 1 failed \(device a:1\): was stopped \(SIGSTOP\)"):
+        run_ranks(["a:0", "a:1"], [failing(tmp_path, fault), "joined"], quiet=True)
+    assert time.monotonic() - start < 60
+
+
+def test_a_rank_that_stops_for_a_moment_is_left_alone(tmp_path):
+    text = (
+        "import os, signal, subprocess\n"
+        "subprocess.Popen(['sh', '-c', f'sleep 1; kill -CONT {os.getpid()}'])\n"
+        "os.kill(os.getpid(), signal.SIGSTOP)"
+    )
+    run_ranks(["a:0"], [script(tmp_path, text)], quiet=True)
 
 
 def test_a_script_that_exits_with_zero_is_fine_and_syntax_errors_are_shown(tmp_path):
@@ -225,6 +243,7 @@ def test_a_signal_ends_every_rank_and_the_launcher_dies_of_it(tmp_path, plan_fil
     process.send_signal(number)
     _, err = process.communicate(timeout=20)
     assert process.returncode == (130 if number is signal.SIGINT else -signal.SIGTERM)
+    assert ("interrupted; all ranks ended" in err) is (number is signal.SIGINT)
     assert "Traceback" not in err
 
 
@@ -257,6 +276,23 @@ def test_wrong_commands_and_plans_are_refused_before_anything_starts(tmp_path, p
     with pytest.raises(InvalidFileError):
         run_plan(tmp_path / "missing.json", ["train.py"])
     assert script_command(["/usr/bin/python3.11", "-m", "a.b", "x"]) == ("-m", "a.b", "x")
+
+
+def test_what_cannot_be_run_or_written_is_refused_before_anything_starts(tmp_path, plan_file):
+    marks = script(tmp_path, "import pathlib; pathlib.Path(__file__).with_name('ran').touch()")
+    (tmp_path / "file").touch()
+    for option in ("--trace", "--log-dir"):
+        done = arachne("run", str(plan_file), option, str(tmp_path / "file" / "below"), "--", marks)
+        assert done.returncode == 5
+        assert f"{option} {tmp_path}/file/below: nothing can be written there (Not a dir" in done.stderr
+        assert "Traceback" not in done.stderr
+    text = plan_file.read_text()
+    for kind in ("interleaved_1f1b", "zero_bubble"):
+        plan_file.write_text(text.replace('"global_batch"', f'"schedule": "{kind}", "global_batch"'))
+        done = arachne("run", str(plan_file), "--", marks)
+        assert done.returncode == 3
+        assert f"$.schedule is {kind}; this version plays gpipe, 1f1b: plan again" in done.stderr
+    assert not (tmp_path / "ran").exists()
 
 
 def test_the_root_is_the_first_failure_that_no_other_explains():

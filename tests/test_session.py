@@ -260,6 +260,10 @@ def test_a_batch_unlike_the_plan_is_refused() -> None:
             session.batches(torch.ones(5, 2), 8)
         with pytest.raises(arachne.UsageError, match="start=3 is not within the 2 steps of 1 epochs"):
             session.batches(torch.ones(5, 2), 4, start=3)
+        for wrong in ({"global_batch": "4"}, {"global_batch": 4.0}, {"seed": None}, {"epochs": "1"}):
+            (name,) = wrong
+            with pytest.raises(arachne.UsageError, match=rf"^{name}=.* is no whole number; convert it"):
+                session.batches(torch.ones(5, 2), **{"global_batch": 4} | wrong)
         assert len(list(session.batches(torch.ones(5, 2), 4))) == 2
 
 

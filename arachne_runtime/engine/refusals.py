@@ -1,7 +1,6 @@
 """What cannot be run exactly is refused before the first step, alike on every rank, with the way out."""
 
 import inspect
-from collections.abc import Iterator
 
 from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
@@ -12,7 +11,7 @@ from ..errors import InvalidFileError, UnsupportedPlanError, UsageError
 from ..model import ModelParts
 from ..plan.plan import Plan, Stage
 from ..plan.rules import check_plan
-from ..plan.schedule import PLAYABLE
+from ..plan.runnable import refuse_unrunnable
 
 
 def refuse_plan(plan: Plan, num_ranks: int) -> None:
@@ -27,35 +26,7 @@ def refuse_plan(plan: Plan, num_ranks: int) -> None:
             f"the plan uses {len(plan.devices)} devices, but there are {num_ranks} ranks; start one rank a "
             "device (torchrun --nproc-per-node, or `arachne run PLAN -- train.py`)"
         )
-    problems = list(_problems(plan))
-    if problems:
-        raise UnsupportedPlanError(
-            "this runtime cannot execute the plan exactly:\n  " + "\n  ".join(problems)
-        )
-
-
-def _problems(plan: Plan) -> Iterator[str]:
-    if plan.schedule not in PLAYABLE:
-        yield f"$.schedule is {plan.schedule}; this version plays {', '.join(PLAYABLE)}"
-    for p, pipeline in enumerate(plan.pipelines):
-        for s, stage in enumerate(pipeline.stages):
-            for problem in _stage_problems(stage):
-                yield f"$.pipelines[{p}].stages[{s}]{problem}"
-
-
-def _stage_problems(stage: Stage) -> Iterator[str]:
-    for r, replica in enumerate(stage.replicas):
-        if len(replica.devices) > 1:
-            devices = ", ".join(replica.devices)
-            yield (
-                f".replicas[{r}] is tensor-parallel over {devices}; this version runs TP 1: "
-                "make each device a replica with a share of its own"
-            )
-    if stage.zero > 0:
-        yield f".zero is {stage.zero}; this version keeps whole optimizer states: set it to 0"
-    for name, value in (("expert_parallel", stage.expert_parallel), ("expert_tensor", stage.expert_tensor)):
-        if value > 1:
-            yield f".{name} is {value}; this version keeps all experts of a block on a replica: set it to 1"
+    refuse_unrunnable(plan)
 
 
 def refuse_model(plan: Plan, parts: ModelParts, *, stochastic: bool) -> None:

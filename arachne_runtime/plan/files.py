@@ -6,6 +6,7 @@ Reading takes three passes, and each lists all it finds: ``format``, then fields
 import hashlib
 import json
 import re
+import stat
 import tomllib
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -27,7 +28,7 @@ from .walk import RawObject, choices, said, walk
 D = TypeVar("D", bound=Document)
 
 MAX_FILE_BYTES = 256 * 2**20
-"""No document comes near (a plan of 4,096 devices has 0.5 MB): this guards against ``/dev/zero``."""
+"""No document comes near (a plan of 4,096 devices has 0.5 MB)."""
 _FORMAT = re.compile(r"arachne\.([a-z_]+)/([0-9]{1,6})")
 _VERSION = re.compile(r"[0-9]+(\.[0-9]+)*[a-z0-9.+]*")
 
@@ -106,16 +107,7 @@ def _refuse(source: str, problems: Iterable[Problem]) -> None:
 
 
 def _text(path: Path) -> str:
-    source = str(path)
-    try:
-        with path.open("rb") as file:
-            content = file.read(MAX_FILE_BYTES + 1)
-    except FileNotFoundError:
-        raise InvalidFileError(source, [Problem("$", "no such file")]) from None
-    except IsADirectoryError:
-        raise InvalidFileError(source, [Problem("$", "is a directory; name the file inside it")]) from None
-    except (OSError, ValueError) as error:
-        raise InvalidFileError(source, [Problem("$", f"cannot be read: {error}")]) from error
+    source, content = str(path), _content(path)
     if len(content) > MAX_FILE_BYTES:
         raise InvalidFileError(
             source, [Problem("$", f"is larger than {MAX_FILE_BYTES} bytes; not a document")]
@@ -128,6 +120,22 @@ def _text(path: Path) -> str:
     if not text.strip():
         raise InvalidFileError(source, [Problem("$", "is empty")])
     return text
+
+
+def _content(path: Path) -> bytes:
+    """Its bytes, one more than the most at most; a pipe, which would be waited on for ever, is refused."""
+    try:
+        mode = path.stat().st_mode
+        if stat.S_ISREG(mode):
+            with path.open("rb") as file:
+                return file.read(MAX_FILE_BYTES + 1)
+        folder = stat.S_ISDIR(mode)
+        fault = "is a directory; name the file inside it" if folder else "is a pipe or a device, not a file"
+    except FileNotFoundError:
+        fault = "no such file"
+    except (OSError, ValueError) as error:
+        fault = f"cannot be read: {error}"
+    raise InvalidFileError(str(path), [Problem("$", fault)])
 
 
 def _parse_json(source: str, text: str) -> Any:

@@ -81,6 +81,8 @@ class MadeBy(Document, frozen=True, kw_only=True):
     cluster: str
     model: str
     profile: str
+    device_types: dict[str, str] = {}  # noqa: RUF012 - msgspec copies mutable defaults
+    """Device type by node, as the planner knew them."""
 
 
 class Plan(Document, frozen=True, kw_only=True):

@@ -1,14 +1,15 @@
 """``arachne check``: whether a plan can be run, and if not, everything that is wrong with it."""
 
-import json
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
-from arachne_runtime.errors import ExitCode, InvalidFileError
-from arachne_runtime.plan.files import read_cluster, read_plan
+from arachne_runtime.errors import ExitCode, InvalidFileError, Problem
+from arachne_runtime.plan.document import Document
+from arachne_runtime.plan.files import encode, read_cluster, read_plan
 from arachne_runtime.plan.plan import Plan
+from arachne_runtime.plan.runnable import obstacles
 
 from ..inputs import model_from
 
@@ -31,18 +32,29 @@ def command(
     except InvalidFileError as error:
         if not as_json:
             raise
-        print(json.dumps(_refusal(error), indent=2))
+        _print(Checked(file=error.source, valid=False, problems=error.problems, obstacles=()))
         return ExitCode.INVALID_FILE
     if as_json:
-        print(json.dumps({"file": str(plan), "valid": True, "problems": []}, indent=2))
-    else:
-        print(f"{plan}: valid ({_summary(found)})")
+        _print(Checked(file=str(plan), valid=True, problems=(), obstacles=obstacles(found)))
+        return None
+    print(f"{plan}: valid ({_summary(found)})")
+    for obstacle in obstacles(found):
+        print(f"  arachne run cannot run it: {obstacle}")
     return None
 
 
-def _refusal(error: InvalidFileError) -> dict[str, Any]:
-    problems = [{"path": problem.path, "message": problem.message} for problem in error.problems]
-    return {"file": error.source, "valid": False, "problems": problems}
+class Checked(Document, frozen=True, kw_only=True):
+    """The answer as JSON."""
+
+    file: str
+    valid: bool
+    problems: tuple[Problem, ...]
+    obstacles: tuple[str, ...]
+    """What this version's engine cannot run of a valid plan."""
+
+
+def _print(answer: Checked) -> None:
+    print(encode(answer).decode(), end="")
 
 
 def _summary(plan: Plan) -> str:

@@ -1,17 +1,18 @@
 """``arachne compare``: several plans and the rivals' under one price, side by side."""
 
-import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
+import msgspec
 import typer
 
 from arachne_runtime.errors import ExitCode, NotMeasuredError, UsageError
+from arachne_runtime.plan.document import Document
 from arachne_runtime.plan.files import read_cluster, read_plan
 from arachne_runtime.plan.plan import Plan
-from arachne_runtime.units import format_bytes, format_seconds, significant
+from arachne_runtime.units import Seconds, format_bytes, format_seconds, significant
 
 from ..inputs import model_from, profile_from
 
@@ -61,7 +62,7 @@ def command(
         raise UsageError("plans are priced for devices and a model: give --cluster and --model")
     read, request = _problem(plans, cluster, model, model if profile is None else profile)
     rows = sorted(_rows(read, request), key=lambda row: -row.samples_per_s)
-    print(json.dumps(_as_json(rows), indent=2) if as_json else _as_text(rows))
+    print(_as_json(rows) if as_json else _as_text(rows))
     return None if any(row.samples_per_s for row in rows) else ExitCode.NO_FEASIBLE_PLAN
 
 
@@ -134,15 +135,30 @@ def _cells(row: Row, best: float) -> tuple[str, ...]:
     return row.name, seconds, rate, f"{best / row.samples_per_s:.3f}x", devices, memory
 
 
-def _as_json(rows: Sequence[Row]) -> list[dict[str, Any]]:
-    return [
-        {
-            "plan": row.name,
-            "iteration_s": row.estimate.iteration_s if row.estimate else None,
-            "samples_per_s": row.samples_per_s or None,
-            "ratio": rows[0].samples_per_s / row.samples_per_s if row.samples_per_s else None,
-            "devices": len(row.plan.devices) if row.plan else None,
-            "remark": row.remark,
-        }
-        for row in rows
-    ]
+def _as_json(rows: Sequence[Row]) -> str:
+    best = rows[0].samples_per_s
+    return msgspec.json.format(msgspec.json.encode([_compared(row, best) for row in rows])).decode()
+
+
+class Compared(Document, frozen=True, kw_only=True):
+    """A row as JSON."""
+
+    plan: str
+    iteration_s: Seconds | None
+    samples_per_s: float | None
+    ratio: float | None
+    """How many times as fast the fastest is."""
+    devices: int | None
+    remark: str
+
+
+def _compared(row: Row, best: float) -> Compared:
+    fits = row.samples_per_s > 0
+    return Compared(
+        plan=row.name,
+        iteration_s=row.estimate.iteration_s if row.estimate else None,
+        samples_per_s=row.samples_per_s if fits else None,
+        ratio=best / row.samples_per_s if fits else None,
+        devices=len(row.plan.devices) if row.plan else None,
+        remark=row.remark,
+    )

@@ -2,6 +2,7 @@
 
 import os
 import shlex
+import signal
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -14,10 +15,14 @@ from arachne_runtime.errors import ExitCode, UsageError
 from arachne_runtime.plan.files import read_plan
 from arachne_runtime.plan.placement import rank_order
 from arachne_runtime.plan.plan import Plan
+from arachne_runtime.plan.runnable import refuse_unrunnable
 
 from .. import lab, nodes
 from ..failure import RanksFailedError
 from ..hosts import Hosts, read_hosts
+
+INTERRUPTED = 128 + signal.SIGINT
+"""What a shell reports of a command that Ctrl-C ended."""
 
 
 def command(
@@ -40,6 +45,7 @@ def command(
 ) -> int | None:
     """Run a training script on every device of a plan, one process a device."""
     found = read_plan(plan)  # a plan that is wrong is said at once, before torch is loaded
+    refuse_unrunnable(found)
     asked = _Asked(plan, found, tuple(script), trace, log_dir)
     if hosts is None and node is not None:
         raise UsageError(f"--node {node} needs --hosts: the nodes meet at the address of the first one")
@@ -47,13 +53,22 @@ def command(
         for line in _lines(asked, hosts, node):
             print(line)
         return None
-    if hosts is not None:
-        return _on_hosts(asked, hosts, node)
+    _tell_other_devices(found)
+    try:
+        if hosts is not None:
+            return _on_hosts(asked, hosts, node)
+        _here(asked)
+    except KeyboardInterrupt:
+        print("interrupted; all ranks ended", file=sys.stderr)
+        return INTERRUPTED
+    return None
+
+
+def _here(asked: "_Asked") -> None:
     from ..torchrun import run_plan
 
-    _tell_one_machine(found)
-    run_plan(plan, script, trace=trace, log_dir=log_dir)
-    return None
+    _tell_one_machine(asked.plan)
+    run_plan(asked.plan_path, asked.script, trace=asked.trace, log_dir=asked.log_dir)
 
 
 def _tell_one_machine(plan: Plan) -> None:
@@ -62,6 +77,20 @@ def _tell_one_machine(plan: Plan) -> None:
     if len(names) > 1 and lab.current() is None:
         where = "all start on this machine; --hosts hosts.toml starts each at its address"
         print(f"the plan has {len(names)} nodes ({', '.join(names)}): {where}", file=sys.stderr)
+
+
+def _tell_other_devices(plan: Plan) -> None:
+    """A plan may run in a lab of other shares, but what it predicts then means nothing."""
+    if (state := lab.current()) is None or plan.made_by is None:
+        return
+    for node, planned in plan.made_by.device_types.items():
+        found = state.cluster.nodes_by_name.get(node)
+        if found is not None and found.entry.device != planned:
+            print(
+                f"warning: {node} was planned for as {planned}, but is {found.entry.device} in this lab; "
+                "predicted times do not hold: profile and plan again",
+                file=sys.stderr,
+            )
 
 
 @dataclass(frozen=True, slots=True)

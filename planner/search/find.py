@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from msgspec.structs import replace
 
 from arachne_runtime.errors import NoFeasiblePlanError, NotMeasuredError
+from arachne_runtime.plan.cluster import node_of
 from arachne_runtime.plan.files import digest
 from arachne_runtime.plan.plan import MadeBy, Plan, Predicted
 from arachne_runtime.units import Seconds
@@ -210,5 +211,10 @@ def signed(found: Found, request: Request, *, version: str, seed: int = 0) -> Pl
         cluster=digest(request.cluster),
         model=digest(request.model),
         profile=digest(request.profile),
+        device_types={n: request.cluster.nodes_by_name[n].entry.device for n in _nodes(found.plan)},
     )
     return replace(found.plan, predicted=predicted, made_by=made_by)
+
+
+def _nodes(plan: Plan) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(map(node_of, plan.devices)))

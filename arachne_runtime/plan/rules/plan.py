@@ -11,6 +11,7 @@ from itertools import pairwise
 
 from ...errors import Problem
 from ..cluster import Cluster, index_of, node_of
+from ..limits import MAX_MICRO_BATCHES
 from ..model import ModelSpec
 from ..plan import Pipeline, Plan, Replica, ScheduleKind, Stage
 from ..walk import child, said
@@ -78,6 +79,14 @@ def counts_are_positive(plan: Plan) -> Iterator[Problem]:
     for path, count in counts.items():
         if count < 1:
             yield Problem(path, f"must be at least 1, is {count}")
+
+
+def micro_batches_can_be_listed(plan: Plan) -> Iterator[Problem]:
+    """A count with too many zeros is found here, before memory runs out."""
+    total = sum(max(0, pipeline.micro_batches) for pipeline in plan.pipelines)
+    if total > MAX_MICRO_BATCHES:
+        message = f"hold {total} micro-batches; at most {MAX_MICRO_BATCHES} are supported: make them larger"
+        yield Problem("$.pipelines", message)
 
 
 def stages_hold_a_block(plan: Plan) -> Iterator[Problem]:
@@ -304,6 +313,7 @@ PLAN_RULES: tuple[Callable[[Plan], Iterator[Problem]], ...] = (
     replicas_have_devices,
     model_is_named,
     counts_are_positive,
+    micro_batches_can_be_listed,
     stages_hold_a_block,
     first_stages_start_at_block_0,
     stages_are_contiguous,

@@ -1,0 +1,50 @@
+"""What of all that a plan can say this version's engine can run; the rest is planned and priced only.
+
+It needs no torch, so that a launcher refuses a plan before any rank starts.
+"""
+
+from collections.abc import Iterator
+
+from ..errors import UnsupportedPlanError
+from .plan import Plan, ScheduleKind, Stage
+
+RUNNABLE = (ScheduleKind.GPIPE, ScheduleKind.ONE_F_ONE_B)
+"""Schedules that the engine plays."""
+
+
+def refuse_unrunnable(plan: Plan) -> None:
+    """Refuse a valid plan that the engine cannot run exactly; UnsupportedPlanError lists every reason."""
+    if found := obstacles(plan):
+        raise UnsupportedPlanError("this runtime cannot run the plan exactly:\n  " + "\n  ".join(found))
+
+
+def obstacles(plan: Plan) -> tuple[str, ...]:
+    """Every reason, each with its address in the plan and the way out."""
+    return tuple(_obstacles(plan))
+
+
+def _obstacles(plan: Plan) -> Iterator[str]:
+    if plan.schedule not in RUNNABLE:
+        yield (
+            f"$.schedule is {plan.schedule}; this version plays {', '.join(RUNNABLE)}: "
+            "plan again with one of them"
+        )
+    for p, pipeline in enumerate(plan.pipelines):
+        for s, stage in enumerate(pipeline.stages):
+            for problem in _of_stage(stage):
+                yield f"$.pipelines[{p}].stages[{s}]{problem}"
+
+
+def _of_stage(stage: Stage) -> Iterator[str]:
+    for r, replica in enumerate(stage.replicas):
+        if len(replica.devices) > 1:
+            devices = ", ".join(replica.devices)
+            yield (
+                f".replicas[{r}] is tensor-parallel over {devices}; this version runs TP 1: "
+                "make each device a replica with a share of its own"
+            )
+    if stage.zero > 0:
+        yield f".zero is {stage.zero}; this version keeps whole optimizer states: set it to 0"
+    for name, value in (("expert_parallel", stage.expert_parallel), ("expert_tensor", stage.expert_tensor)):
+        if value > 1:
+            yield f".{name} is {value}; this version keeps all experts of a block on a replica: set it to 1"
