@@ -24,7 +24,7 @@ EXIT_CODES = {
 }
 OPTIONS = {
     "check": {"--cluster", "--model", "--json"},
-    "show": {"--cluster", "--model", "--profile", "--grid", "--json"},
+    "show": {"--cluster", "--model", "--profile", "--grid", "--html", "--trace", "--json"},
 }
 """By verb; the verbs of other modules are frozen beside their own tests."""
 MOST_OPTIONS = 8
@@ -259,7 +259,7 @@ def test_show_as_json(tmp_path):
     answer = json.loads(arachne("show", plan, "--cluster", cluster, "--json").stdout)
     assert answer["plan"]["format"] == "arachne.plan/1"
     assert answer["device_types"]["a:0"] == "A100-40"
-    assert "price" not in answer
+    assert answer["price"] is answer["infeasible"] is None
 
 
 OPT = changed(
@@ -293,11 +293,24 @@ def test_show_prices_a_plan(tmp_path):
     assert (done.returncode, done.stderr) == (0, "")
     assert "\nprice: " in done.stdout
     assert "  limited by: " in done.stdout
-    assert "  device  memory " in done.stdout
+    assert "  device   memory " in done.stdout
+    assert "\n  v-0:0-1  " in done.stdout
     price = json.loads(priced(tmp_path, OPT, "--json").stdout)["price"]
     assert set(price["peak_bytes"]) == {"v-0:0", "v-0:1", "a:0", "a:1"}
     for parts in price["breakdown"].values():
         assert sum(parts.values()) == pytest.approx(price["iteration_s"])
+
+
+def test_show_draws_a_page_and_a_trace(tmp_path):
+    page, trace = tmp_path / "page.html", tmp_path / "trace.json"
+    done = priced(tmp_path, OPT, "--html", str(page), "--trace", str(trace))
+    assert (done.returncode, done.stderr) == (0, "")
+    assert page.read_text().startswith("<!doctype html>")
+    assert {event["name"] for event in json.loads(trace.read_text())["traceEvents"]} >= {
+        "0F0",
+        "1B7",
+        "update",
+    }
 
 
 def test_show_says_when_a_plan_does_not_fit(tmp_path):
@@ -308,7 +321,10 @@ def test_show_says_when_a_plan_does_not_fit(tmp_path):
     done = priced(tmp_path, large)
     assert done.returncode == ExitCode.NO_FEASIBLE_PLAN
     assert "does not fit: device v-0:0" in done.stdout
-    assert "infeasible" in json.loads(priced(tmp_path, large, "--json").stdout)
+    page = tmp_path / "page.html"
+    answer = json.loads(priced(tmp_path, large, "--json", "--html", str(page)).stdout)
+    assert answer["infeasible"]["device"] == "v-0:0"
+    assert not page.exists()
 
 
 def test_a_price_needs_all_its_inputs(tmp_path):
@@ -317,6 +333,10 @@ def test_a_price_needs_all_its_inputs(tmp_path):
     assert (done.returncode, done.stderr) == (2, "--profile prices the plan, which also needs --cluster\n")
     done = arachne("show", plan, "--cluster", cluster, "--profile", "opt-350m")
     assert (done.returncode, done.stderr) == (2, "--profile prices the plan, which also needs --model\n")
+    for option in ("--html", "--trace"):
+        done = arachne("show", plan, "--cluster", cluster, option, tmp_path / "out")
+        assert done.returncode == ExitCode.USAGE
+        assert done.stderr.startswith(f"{option} draws the priced plan")
     done = arachne("show", plan, "--model", "nobody")
     assert done.returncode == ExitCode.USAGE
     assert "no model named 'nobody' in the catalog" in done.stderr
