@@ -66,6 +66,6 @@ def _groups(plan: Plan, cluster: Cluster | None) -> Sequence[tuple[str, str]]:
 
 
 def _named(devices: Sequence[str], pipelines: int) -> str:
-    """``a-0:0-1``, ``v-0:0-3 ...`` where there are more nodes, ``a-0:0 × 4`` where more pipelines are alike."""
+    """``a-0:0-1``; ``v-0:0-3 ...`` where there are more nodes, ``a-0:0 × 4`` for alike pipelines."""
     first, *more = short(devices).split()
     return first + (" ..." if more else "") + (f" × {pipelines}" if pipelines > 1 else "")
