@@ -8,7 +8,7 @@ from itertools import pairwise
 from arachne_runtime.plan.alike import alike
 from arachne_runtime.plan.cluster import node_of
 from arachne_runtime.plan.document import Document
-from arachne_runtime.plan.plan import Pipeline, Plan
+from arachne_runtime.plan.plan import Pipeline, Plan, Stage
 from arachne_runtime.plan.records import RecordKind
 from arachne_runtime.units import Seconds, format_bytes, format_seconds
 
@@ -114,12 +114,22 @@ def _hop(seen: _Seen) -> Iterator[Binding]:
 
 
 def _hop_seconds(seen: _Seen, pipeline: Pipeline) -> list[Seconds]:
-    """Of each boundary: the least time from the end of a forward to the start of the next stage's."""
-    ends = [_forwards(seen, stage.devices[0]) for stage in pipeline.stages]
-    return [
-        max(0.0, min((after[m][0] - before[m][1] for m in before if m in after), default=0.0))
-        for before, after in pairwise(ends)
-    ]
+    """Of each boundary: the least time from the end of a forward to the next stage's, less its computing."""
+    forwards = [_forwards(seen, stage.devices[0]) for stage in pipeline.stages]
+    found = []
+    for (before, after), stage in zip(pairwise(forwards), pipeline.stages[1:], strict=True):
+        computing = _forward_s(seen, stage)
+        waits = [after[m][1] - computing - before[m][1] for m in before if m in after]
+        found.append(max(0.0, min(waits, default=0.0)))
+    return found
+
+
+def _forward_s(seen: _Seen, stage: Stage) -> Seconds:
+    """Of a micro-batch on the stage's first replica."""
+    replica = stage.replicas[0]
+    device = seen.request.cluster.device_type(replica.devices[0])
+    share, tp = replica.share, len(replica.devices)
+    return seen.request.tables.stage_seconds(*stage.layers, device, tp, share)[0]
 
 
 def _forwards(seen: _Seen, device: str) -> dict[str, tuple[Seconds, Seconds]]:
