@@ -5,6 +5,7 @@ A lookup ends in a ``Cost`` that says whether it was measured, interpolated or a
 """
 
 from bisect import bisect_left
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
@@ -153,6 +154,45 @@ class Profile(Document, frozen=True, kw_only=True, dict=True):
         """Seconds of the optimizer step of one block, or None where it was not measured."""
         row = self._updates.get((kind, device, tp))
         return row.update_s if row else None
+
+    def estimated(self, devices: Iterable[str]) -> tuple[str, ...]:
+        """What of the seconds on some device types was not measured there, a sentence each; links too."""
+        names = tuple(dict.fromkeys(devices))
+        return tuple(said for name in names if (said := self._estimated_on(name))) + tuple(
+            f"link {a} to {b}: {source}"
+            for a, b, source in dict.fromkeys((*x.between, x.source) for x in self.links)
+            if source is not Source.MEASURED and a in names and b in names
+        )
+
+    def _estimated_on(self, device: str) -> str:
+        degrees: dict[str, set[int]] = {}
+        guessed: dict[tuple[str, Source], set[int]] = {}
+        measured_to = 0
+        beyond = False
+        for (kind, where, tp), rows in self._blocks.items():
+            if where != device:
+                continue
+            degrees.setdefault(kind, set()).add(tp)
+            measured = [r.samples for r in rows if r.source is Source.MEASURED]
+            if measured:
+                measured_to = max(measured_to, *measured)
+                beyond |= len(measured) < len(rows)
+            else:
+                worst = Source.ANALYTIC if any(r.source is Source.ANALYTIC for r in rows) else rows[0].source
+                guessed.setdefault((kind, worst), set()).add(tp)
+        if degrees and guessed == {(kind, Source.ANALYTIC): tps for kind, tps in degrees.items()}:
+            return f"seconds on {device}: {Source.ANALYTIC}"
+        said = [
+            f"{kind}{'' if tps == degrees[kind] else f' at TP {_listed(tps)}'} {source}"
+            for (kind, source), tps in guessed.items()
+        ]
+        if beyond:
+            said.append(f"beyond {measured_to} samples, or fewer, {Source.ANALYTIC}")
+        return f"seconds on {device}: {'; '.join(said)}" if said else ""
+
+
+def _listed(numbers: Iterable[int]) -> str:
+    return ", ".join(map(str, sorted(numbers)))
 
 
 def _between(low: BlockTiming, high: BlockTiming, samples: int) -> Cost:

@@ -34,6 +34,7 @@ def opt_350m(folder: Path) -> Entry:
     profile = PackedProfile(
         sequence=SEQUENCE,
         dtype="float32",
+        arithmetic="tfloat32",
         tp_communication=TpCommunication.INCLUDED,
         timings=tuple(sailor.timings(folder, "OPT-350", KINDS)),
         updates=tuple(sailor.updates(folder, "OPT-350", KINDS)),

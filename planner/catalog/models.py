@@ -1,42 +1,123 @@
-"""Models by name: their spec and the measurements that the wheel carries, each file with its source."""
+"""Models by name or from a Hugging Face ``config.json``: counted, or as who measured them built them."""
 
+from collections.abc import Mapping
 from functools import cache
 from importlib import resources
+from pathlib import Path
+from typing import Any
 
 import msgspec
 
-from arachne_runtime.errors import UsageError
+from arachne_runtime.errors import InvalidFileError, Problem, UsageError
+from arachne_runtime.plan.document import Document
 from arachne_runtime.plan.model import ModelSpec
-from arachne_runtime.plan.profile import Profile
 
-from .packed import Entry
+from .configs import architecture
+from .counting import count
+from .entries import entry, measured_names
 
-_DATA = "data"
-
-
-def model(name: str) -> ModelSpec:
-    """The spec of a model of the catalog; UsageError, with the known ones, where there is none."""
-    packed = entry(name).model
-    assert packed is not None
-    return packed.unpack()
+DTYPE = "bfloat16"
+"""Of a counted model where none is given."""
+SEQUENCE = 2048
+"""Tokens of a counted model where none are given, or fewer where its learned positions end before."""
 
 
-@cache
-def profile(name: str) -> Profile:
-    """The measurements of a model of the catalog; UsageError, with the known ones, where there is none."""
-    return entry(name).profiles[0].unpack(name)
+class Named(Document, frozen=True, kw_only=True):
+    """A model of models.toml."""
+
+    published: int | None = None
+    """Parameters; None: the model is not published."""
+    active: int | None = None
+    """Parameters that work on a token, rounded; only where experts are."""
+    source: str
+    """Who publishes it."""
+    config: dict[str, Any]
+    """The fields of its config.json that counting needs."""
+
+
+def model(
+    name: str, *, sequence: int | None = None, dtype: str | None = None, half_layers: bool = False
+) -> ModelSpec:
+    """The spec of a model of the catalog.
+
+    What a source measured under this name is meant where it states sequence and dtype (or neither is given);
+    otherwise the published model is counted. ``half_layers`` makes attention and MLP blocks of their own, and
+    always counts. UsageError, with the known names, where there is none.
+    """
+    named = named_model(name)
+    if not half_layers:
+        built = _as_built(name, sequence, dtype)
+        if built is not None:
+            return built
+    sequence, dtype = _defaults(name, named, sequence, dtype)
+    return count(architecture(name, named.config), sequence=sequence, dtype=dtype, half_layers=half_layers)
+
+
+def model_from_config(
+    config: Path | Mapping[str, Any],
+    *,
+    sequence: int,
+    dtype: str = DTYPE,
+    half_layers: bool = False,
+    name: str | None = None,
+) -> ModelSpec:
+    """A model by counting from its config.json; UsageError for a family or a field that is not known."""
+    if isinstance(config, Path):
+        name = name or (config.parent.name if config.stem == "config" else config.stem)
+        config = _read(config)
+    title = name or str(config.get("_name_or_path") or config.get("model_type"))
+    return count(architecture(title, config), sequence=sequence, dtype=dtype, half_layers=half_layers)
+
+
+def config(name: str) -> Mapping[str, Any]:
+    """What the catalog knows of a model's config.json."""
+    return named_model(name).config
+
+
+def named_model(name: str) -> Named:
+    """The catalog's line for a model; UsageError, with the known names, where there is none."""
+    if name not in _named():
+        raise UsageError(f"no model named {name!r} in the catalog; known: {', '.join(model_names())}")
+    return _named()[name]
 
 
 def model_names() -> tuple[str, ...]:
     """Every model of the catalog."""
-    files = (resources.files(__package__) / _DATA).iterdir()
-    return tuple(sorted(f.name.removesuffix(".json") for f in files if f.name.endswith(".json")))
+    return tuple(_named())
 
 
 @cache
-def entry(name: str) -> Entry:
-    """The whole data file of a model."""
-    if name not in model_names():
-        raise UsageError(f"no model named {name!r} in the catalog; known: {', '.join(model_names())}")
-    file = resources.files(__package__) / _DATA / f"{name}.json"
-    return msgspec.json.decode(file.read_bytes(), type=Entry)
+def _named() -> dict[str, Named]:
+    raw = (resources.files(__package__) / "models.toml").read_bytes()
+    return msgspec.toml.decode(raw, type=dict[str, Named])
+
+
+def _as_built(name: str, sequence: int | None, dtype: str | None) -> ModelSpec | None:
+    """The spec that a source of measurements built in its own way, where the question fits it."""
+    if name not in measured_names():
+        return None
+    packed = entry(name).model
+    if packed is None or packed.name != name:
+        return None
+    asked = (sequence or packed.sequence, dtype or packed.dtype)
+    return packed.unpack() if asked == (packed.sequence, packed.dtype) else None
+
+
+def _defaults(name: str, named: Named, sequence: int | None, dtype: str | None) -> tuple[int, str]:
+    longest = named.config.get("max_position_embeddings", named.config.get("n_positions"))
+    if name in measured_names() and sequence is None and dtype is None:
+        first = entry(name).profiles[0]
+        return first.sequence, first.dtype
+    return sequence or min(SEQUENCE, longest or SEQUENCE), dtype or DTYPE
+
+
+def _read(path: Path) -> Mapping[str, Any]:
+    try:
+        found = msgspec.json.decode(path.read_bytes())
+    except OSError as error:
+        raise UsageError(f"{path}: {error.strerror}") from None
+    except msgspec.DecodeError as error:
+        raise InvalidFileError(str(path), [Problem("$", str(error))]) from None
+    if not isinstance(found, dict):
+        raise InvalidFileError(str(path), [Problem("$", "is not an object; give a model's config.json")])
+    return found

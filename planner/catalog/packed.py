@@ -102,6 +102,8 @@ class PackedProfile(Document, frozen=True, kw_only=True):
 
     sequence: int
     dtype: str
+    arithmetic: str | None = None
+    """Dtype of the matrix products where it is not ``dtype``: tfloat32 beside float32."""
     tp_communication: TpCommunication
     timings: tuple[Timings, ...]
     updates: tuple[UpdateTiming, ...] = ()

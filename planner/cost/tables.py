@@ -160,7 +160,8 @@ class Tables:
         kinds = {(u.kind, u.device) for u in self.profile.updates}
         types = dict.fromkeys(node.device.name for node in self.fleet.nodes.values())
         without = [d for d in types if any((k, d) not in kinds for k in self._kinds)]
-        notes = [f"optimizer step on {d}: from its memory bandwidth" for d in without]
+        notes = list(self.profile.estimated(types))
+        notes += [f"optimizer step on {d}: from its memory bandwidth" for d in without]
         if not self.profile.links:
             notes.append("links: from the cluster file and the catalog")
         return tuple(notes)
