@@ -158,9 +158,9 @@ def test_both_schedules_are_never_worse_than_one():
 
 
 def test_large_problems_are_refused():
-    wide = Limits(devices=7, blocks=2, global_batch=2, micro_batch=2)
-    large = next(r for r in (random_request(s, wide) for s in range(100)) if len(r.cluster.devices) == 7)
-    with pytest.raises(UsageError, match="7 devices are too many"):
+    wide = Limits(devices=9, blocks=2, global_batch=2, micro_batch=2)
+    large = next(r for r in (random_request(s, wide) for s in range(100)) if len(r.cluster.devices) == 9)
+    with pytest.raises(UsageError, match="9 devices are too many"):
         best_plan(large)
     with pytest.raises(UsageError, match="max_micro_batch"):
         best_plan(random_request(1, Limits(micro_batch=5)))

@@ -72,6 +72,12 @@ def vectors_within(room: Vector) -> Iterator[Vector]:
     return (v for v in product(*(range(n + 1) for n in room)) if any(v))
 
 
+def splits(left: Vector) -> Iterator[tuple[Vector, Vector]]:
+    """Every way to take some of the devices, with what is left."""
+    for taken in vectors_within(left):
+        yield taken, tuple(a - b for a, b in zip(left, taken, strict=True))
+
+
 def packings(room: Vector, orders: Sequence[tuple[int, ...]]) -> Iterator[tuple[Vector, ...]]:
     """Every way to give devices to one or more pipelines; some may stay idle. One of each set of images."""
     for packing in _descending(room, room):
