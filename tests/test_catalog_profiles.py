@@ -2,6 +2,7 @@
 
 import time
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 
@@ -31,7 +32,7 @@ def test_what_was_measured_stays_and_the_rest_is_marked():
     assert {x.between for x in found.links} == {("A100-40", "A100-40")}
     assert found.estimated(["A100-40", "H100"]) == (
         "seconds on A100-40: embedding at TP 8 analytic; layer at TP 8 analytic; head at TP 8 analytic; "
-        "beyond 8 samples, or fewer, analytic",
+        "outside the measured samples (up to 8) analytic",
         "seconds on H100: analytic",
     )
     assert measured.estimated(["A100-40"]) == ()
@@ -123,3 +124,107 @@ def test_a_model_of_ones_own_is_estimated_by_its_blocks():
     assert (found.model, found.sequence, found.dtype) == ("x", 128, "bfloat16")
     assert {(t.device, t.tp) for t in found.timings} == {("T4", 1), ("T4", 2), ("cpu-0.5", 1)}
     assert found.samples_range("layer", "T4", 1) == (1, 8)
+
+
+@pytest.mark.parametrize("name", catalog.measured_names())
+def test_every_measured_name_loads_and_says_what_is_missing(name):
+    entry = catalog.entry(name)
+    assert entry.name == name
+    assert "commit" in entry.source
+    assert entry.licence.startswith("MIT")
+    assert len(entry.notes) > 100
+    assert len(entry.missing) > 20
+    assert check_profile(catalog.profile(name)) == ()
+    for packed in entry.profiles:
+        assert check_profile(packed.unpack(name)) == ()
+    spec = catalog.model(name)
+    types = sorted({t.device for t in entry.profiles[0].timings})
+    found = catalog.profile_for(spec, types)
+    assert check_profile(found) == ()
+    for device in types:
+        for tp in (1, 2, 4):
+            assert all(found.samples_range(b.kind, device, tp) for b in spec.blocks)
+
+
+def test_llama_7b_is_what_zorse_measured():
+    spec = catalog.model("llama-7b")
+    assert (spec.sequence, spec.dtype) == (2048, "float16")
+    found = catalog.profile_for(spec, ["A100-40", "H100-NVL", "A6000", "V100-16"])
+    row = found.block("layer", "A100-40", 1, 4)
+    assert (row.forward_s, row.backward_s, row.source) == (0.019799, 0.041677, Source.MEASURED)
+    # measured at 512 and 4096 tokens, and at 512 and 1024
+    assert found.block("layer", "H100-NVL", 1, 4).source is Source.INTERPOLATED
+    assert found.block("layer", "A6000", 1, 4).source is Source.ANALYTIC
+    assert found.block("head", "A100-40", 1, 4).source is Source.ANALYTIC
+    assert found.tp_communication is TpCommunication.EXCLUDED
+    assert "layer at TP 1 interpolated" in found.estimated(["H100-NVL"])[0]
+
+
+def test_tensor_parallelism_of_llama_7b_is_as_efficient_as_acesos_layer():
+    """GPT 6.7B, 2048 tokens: 0.845, 0.710, 0.527 of 1 / tp at TP 2, 4, 8 (data of SuperScaler fa80ad0)."""
+    spec = catalog.model("llama-7b")
+    found = catalog.profile_for(spec, ["A100-40"])
+    one = whole(found, "layer", "A100-40", 1, 1)
+    for tp, efficiency in ((2, 0.845), (4, 0.710), (8, 0.527)):
+        assert one / tp / whole(found, "layer", "A100-40", tp, 1) == pytest.approx(efficiency, rel=0.15)
+
+
+def test_a_sequence_between_two_measured_ones_lies_between_them():
+    times = []
+    for sequence in (512, 768, 1024):
+        spec = catalog.model("llama-13b", sequence=sequence, dtype="float16")
+        times.append(whole(catalog.profile_for(spec, ["A100-40"]), "layer", "A100-40", 1, 4))
+    assert times[0] < times[1] < times[2]
+
+
+def test_a_dtype_that_computes_alike_borrows_the_measured_ratio():
+    half = catalog.profile_for(catalog.model("llama-7b"), ["A100-40"])
+    brain = catalog.profile_for(catalog.model("llama-7b", dtype="bfloat16"), ["A100-40"])
+    assert whole(brain, "layer", "A100-40", 1, 2) == pytest.approx(whole(half, "layer", "A100-40", 1, 2))
+    assert brain.block("layer", "A100-40", 1, 2).source is Source.ANALYTIC
+
+
+def test_half_layers_add_up_to_the_measured_layer():
+    spec = catalog.model("llama-7b", sequence=2048, dtype="float16", half_layers=True)
+    found = catalog.profile_for(spec, ["A100-40"])
+    halves = whole(found, "attention", "A100-40", 1, 4) + whole(found, "mlp", "A100-40", 1, 4)
+    layer = whole(catalog.profile("llama-7b"), "layer", "A100-40", 1, 4)
+    assert halves == pytest.approx(layer, rel=0.03)
+    assert found.block("mlp", "A100-40", 1, 4).source is Source.ANALYTIC
+
+
+def test_faults_of_the_sources_are_handled():
+    neo = catalog.entry("gpt-neo-2.7b").profiles[0]
+    assert {t.kind for t in neo.timings} == {"embedding", "layer"}  # its last layer is a norm only
+    assert not [u for u in neo.updates if u.device == "A100-80"]  # zeros there
+    for name in ("llama-7b", "llama-13b", "llama-33b"):
+        for packed in catalog.entry(name).profiles:
+            for t in packed.timings:
+                assert list(t.forward_s) == sorted(t.forward_s)
+                assert list(t.backward_s) == sorted(t.backward_s)
+                if packed.sequence == 4096 and t.device == "H100-NVL":
+                    assert 2 not in t.samples  # typed in
+    built = catalog.entry("llama-3-8b").model.unpack()
+    assert built.sequence == 8192  # as its kept bytes say
+    assert built.blocks[1].parameters == pytest.approx(268_496_896, rel=3e-4)  # less biases and norms
+
+
+def test_llama_3_8b_in_fp32_follows_what_was_measured_of_its_relative():
+    spec = catalog.model("llama-3-8b", sequence=8192, dtype="float32")
+    assert sum(b.parameters for b in spec.blocks) == 8_030_261_248
+    relative = catalog.entry("llama-3-8b").model.unpack()
+    measured = catalog.profile("llama-3-8b")
+    assert (measured.model, measured.sequence) == (relative.name, 8192)
+    found = catalog.profile_for(spec, ["A100-40", "GH200", "V100-16"])
+    for device in ("A100-40", "GH200", "V100-16"):
+        scale = spec.blocks[1].flops / relative.blocks[1].flops
+        told, seen = (whole(p, "layer", device, 4, 1) for p in (found, measured))
+        assert told == pytest.approx(scale * seen, rel=0.1)
+        assert found.block("layer", device, 4, 1).source is Source.ANALYTIC
+
+
+def test_the_data_of_the_wheel_is_small():
+    folder = Path(catalog.__file__).parent
+    files = [f for f in folder.rglob("*") if f.suffix in (".json", ".toml")]
+    assert len(files) == len(catalog.measured_names()) + 3
+    assert sum(f.stat().st_size for f in files) < 300_000

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from arachne_runtime import __version__
+from planner import catalog
 
 ROOT = Path(__file__).parents[1]
 
@@ -46,8 +47,14 @@ def test_the_demo_finds_its_scripts(installed):
 
 
 def test_the_catalog_has_its_models(installed):
-    code = "import planner.catalog as c; print(c.__file__, c.model('opt-350m').name)"
-    assert python(installed, code) == f"{installed}/planner/catalog/__init__.py opt-350m"
+    code = (
+        "import planner.catalog as c; p = c.profile_for(c.model('llama-7b'), ['A100-40', 'B200']);"
+        "print(c.__file__, len(c.model_names()), len(c.measured_names()), p.model)"
+    )
+    models, measured = len(catalog.model_names()), len(catalog.measured_names())
+    assert python(installed, code) == f"{installed}/planner/catalog/__init__.py {models} {measured} llama-7b"
+    (notice,) = installed.glob("*.dist-info/licenses/NOTICE")
+    assert "github.com/benson-guo/zorse" in notice.read_text()
 
 
 def test_annotations_are_for_users_too(installed):

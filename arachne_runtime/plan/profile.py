@@ -187,7 +187,7 @@ class Profile(Document, frozen=True, kw_only=True, dict=True):
             for (kind, source), tps in guessed.items()
         ]
         if beyond:
-            said.append(f"beyond {measured_to} samples, or fewer, {Source.ANALYTIC}")
+            said.append(f"outside the measured samples (up to {measured_to}) {Source.ANALYTIC}")
         return f"seconds on {device}: {'; '.join(said)}" if said else ""
 
 

@@ -9,9 +9,8 @@ import msgspec
 import planner.catalog
 from planner.catalog.packed import Entry
 
-from .opt import opt_350m
-
-ENTRIES = (opt_350m,)
+from .sailor_entries import gpt_neo, llama_3, opt_30b, opt_350m
+from .zorse_entries import llamas
 
 
 def write(entry: Entry, folder: Path) -> Path:
@@ -28,8 +27,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", type=Path, help="holds sailor/, zorse/ and aceso/")
     folder = parser.parse_args().folder
-    for make in ENTRIES:
-        path = write(make(folder), Path(planner.catalog.__file__).parent / "data")
+    sailor = (opt_350m(folder), opt_30b(folder), gpt_neo(folder), llama_3(folder))
+    for entry in (*sailor, *llamas(folder)):
+        path = write(entry, Path(planner.catalog.__file__).parent / "data")
         print(f"{path.name}: {path.stat().st_size / 1024:.0f} KiB")
 
 

@@ -32,8 +32,10 @@ def entry(name: str) -> Entry:
 
 @cache
 def profile(name: str) -> Profile:
-    """What was measured of a model, without estimates, at the sequence and dtype that its source put first.
+    """What was measured of a model, without estimates, at the sequence and dtype that its entry puts first.
 
-    UsageError, with those that were measured, where there is none.
+    Where the source built a model of its own, the profile bears that model's name. UsageError, with those
+    that were measured, where there is none.
     """
-    return entry(name).profiles[0].unpack(name)
+    found = entry(name)
+    return found.profiles[0].unpack(found.model.name if found.model else name)

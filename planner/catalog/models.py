@@ -104,10 +104,12 @@ def _as_built(name: str, sequence: int | None, dtype: str | None) -> ModelSpec |
 
 
 def _defaults(name: str, named: Named, sequence: int | None, dtype: str | None) -> tuple[int, str]:
+    """What was measured of the published model and fits the question, else common values."""
+    found = entry(name) if name in measured_names() else None
+    for packed in found.profiles if found and found.model is None else ():
+        if sequence in (None, packed.sequence) and dtype in (None, packed.dtype):
+            return packed.sequence, packed.dtype
     longest = named.config.get("max_position_embeddings", named.config.get("n_positions"))
-    if name in measured_names() and sequence is None and dtype is None:
-        first = entry(name).profiles[0]
-        return first.sequence, first.dtype
     return sequence or min(SEQUENCE, longest or SEQUENCE), dtype or DTYPE
 
 
