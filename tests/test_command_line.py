@@ -78,6 +78,12 @@ def test_a_verb_has_few_options_and_a_sentence_of_help(verb):
     assert f"  {verb} " in arachne("--help").stdout
 
 
+def test_every_summary_is_whole_on_a_narrow_terminal():
+    told = arachne("--help").stdout
+    assert "..." not in told.partition("Commands:")[2]
+    assert max(map(len, told.splitlines())) <= 80
+
+
 def cpu_seconds_of(*arguments: object) -> float:
     """Of the command and its imports; a busy machine makes it wait, but not work, longer."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN)

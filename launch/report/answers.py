@@ -5,7 +5,7 @@ import msgspec
 from arachne_runtime.plan.files import encode
 from arachne_runtime.plan.plan import Plan
 from arachne_runtime.units import Bytes, Seconds
-from planner.cost import Breakdown, Estimate, Infeasible
+from planner.cost import Breakdown, Estimate, Infeasible, price
 from planner.explain import Binding, Figures, Losses, figures_of, losses_of, what_binds
 from planner.request import Request
 
@@ -69,6 +69,14 @@ def misfit_answer(misfit: Infeasible) -> MisfitAnswer:
         available_bytes=misfit.available_bytes,
         reason=misfit.reason,
     )
+
+
+def price_or_misfit(plan: Plan, request: Request) -> tuple[PriceAnswer | None, MisfitAnswer | None]:
+    """One of the two."""
+    found = price(plan, request)
+    if isinstance(found, Infeasible):
+        return None, misfit_answer(found)
+    return price_answer(plan, found, request), None
 
 
 def raw(plan: Plan) -> msgspec.Raw:

@@ -2,6 +2,9 @@
 
 from collections.abc import Iterator, Sequence
 
+from arachne_runtime.plan.alike import alike, short
+from arachne_runtime.plan.cluster import Cluster
+from arachne_runtime.plan.plan import Plan
 from arachne_runtime.units import Seconds, format_bytes, format_seconds, significant
 from planner.explain import Losses
 
@@ -51,7 +54,7 @@ def why_slower(best: Losses, other: Losses) -> str:
 
 
 def breakdown_lines(price: PriceAnswer, groups: Sequence[tuple[str, str]]) -> Iterator[str]:
-    """Memory and seconds of one device of each group; ``groups``: (what it is called, the device)."""
+    """Memory and seconds of one device of each group, as ``replicas_of`` names them."""
     heads = ("device", "memory", "compute", "bubble", "hop", "sync", "update")
     rows: list[tuple[str, ...]] = [heads]
     for name, device in groups:
@@ -67,3 +70,21 @@ def breakdown_lines(price: PriceAnswer, groups: Sequence[tuple[str, str]]) -> It
         rows.append((name, memory, *(format_seconds(value) for value in seconds)))
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     yield from ("  " + "  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
+
+
+def replicas_of(plan: Plan, cluster: Cluster | None) -> Sequence[tuple[str, str]]:
+    """A line for each kind of replica of each group of alike pipelines: its devices, and one of them."""
+    found: dict[tuple[tuple[int, ...], int, str, int, int], list[str]] = {}
+    for group in alike(plan, cluster):
+        for s, stage in enumerate(group.first.stages):
+            for replica in stage.replicas:
+                kind = cluster.device_type(replica.devices[0]) if cluster else ""
+                key = group.pipelines, s, kind, len(replica.devices), replica.share
+                found.setdefault(key, []).extend(replica.devices)
+    return [(_named(devices, len(pipelines)), devices[0]) for (pipelines, *_), devices in found.items()]
+
+
+def _named(devices: Sequence[str], pipelines: int) -> str:
+    """``a-0:0-1``; ``v-0:0-3 ...`` where there are more nodes, ``a-0:0 × 4`` for alike pipelines."""
+    first, *more = short(devices).split()
+    return first + (" ..." if more else "") + (f" × {pipelines}" if pipelines > 1 else "")

@@ -1,17 +1,17 @@
 """What ``arachne show`` tells of a plan, as a document and as text."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 import msgspec
 
-from arachne_runtime.plan.alike import alike, numbers, short
+from arachne_runtime.plan.alike import alike, numbers
 from arachne_runtime.plan.cluster import Cluster
 from arachne_runtime.plan.plan import Plan
 from arachne_runtime.plan.schedule_grid import pipeline_rows, print_grid
 from arachne_runtime.plan.text import describe
 
 from .answers import Answer, MisfitAnswer, PriceAnswer, raw
-from .tell_price import breakdown_lines, price_lines
+from .tell_price import breakdown_lines, price_lines, replicas_of
 
 
 class ShowAnswer(Answer, frozen=True, kw_only=True):
@@ -39,7 +39,7 @@ def show_text(answer: ShowAnswer, plan: Plan, cluster: Cluster | None, *, grid: 
     if grid:
         parts += _grids(plan, cluster)
     if answer.price is not None:
-        lines = [*price_lines(answer.price), *breakdown_lines(answer.price, _groups(plan, cluster))]
+        lines = [*price_lines(answer.price), *breakdown_lines(answer.price, replicas_of(plan, cluster))]
         parts.append("\n".join(lines))
     if answer.infeasible is not None:
         parts.append(f"does not fit: {answer.infeasible.reason}")
@@ -51,21 +51,3 @@ def _grids(plan: Plan, cluster: Cluster | None) -> Iterator[str]:
         plural = "s" if len(group.pipelines) > 1 else ""
         title = f"pipeline{plural} {numbers(group.pipelines)}"
         yield f"{title}\n{print_grid(pipeline_rows(plan, group.pipelines[0]))}"
-
-
-def _groups(plan: Plan, cluster: Cluster | None) -> Sequence[tuple[str, str]]:
-    """A line for each kind of replica of each group of alike pipelines: its devices, and one of them."""
-    found: dict[tuple[tuple[int, ...], int, str, int, int], list[str]] = {}
-    for group in alike(plan, cluster):
-        for s, stage in enumerate(group.first.stages):
-            for replica in stage.replicas:
-                kind = cluster.device_type(replica.devices[0]) if cluster else ""
-                key = group.pipelines, s, kind, len(replica.devices), replica.share
-                found.setdefault(key, []).extend(replica.devices)
-    return [(_named(devices, len(pipelines)), devices[0]) for (pipelines, *_), devices in found.items()]
-
-
-def _named(devices: Sequence[str], pipelines: int) -> str:
-    """``a-0:0-1``; ``v-0:0-3 ...`` where there are more nodes, ``a-0:0 × 4`` for alike pipelines."""
-    first, *more = short(devices).split()
-    return first + (" ..." if more else "") + (f" × {pipelines}" if pipelines > 1 else "")

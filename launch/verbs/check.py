@@ -22,7 +22,10 @@ def command(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the answer as JSON.")] = False,
 ) -> int | None:
-    """List every problem of a plan, each with its address (exit code 3), or say that it is valid."""
+    """List every problem of a plan, or say that it is valid.
+
+    Each problem comes with its address; exit code 3 where there are any.
+    """
     try:
         found = read_plan(
             plan,

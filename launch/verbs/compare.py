@@ -52,7 +52,10 @@ def command(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print all of it as JSON.")] = False,
 ) -> int | None:
-    """Price plans and what simple strategies propose for the same problem; exit code 4 where none fits."""
+    """Price plans beside what rival strategies propose.
+
+    All for the same problem; exit code 4 where none fits. With --run: measured beside predicted.
+    """
     if run is not None:
         from ..report.compare_run import tell_run
 

@@ -20,7 +20,10 @@ def command(
     out: Annotated[Path | None, typer.Option(help="Keep profile, plans, logs and traces here.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON.")] = False,
 ) -> None:
-    """Train a byte-level GPT on four unequal devices: even DDP, a uniform pipeline, and the plan."""
+    """Train a small GPT on four unequal devices, three ways.
+
+    Evenly split DDP, a uniform pipeline, and the plan, on parts of this machine's cores.
+    """
     from rich.console import Console
 
     from ..demo import demonstrate, figures

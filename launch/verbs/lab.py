@@ -27,7 +27,10 @@ def command(
         Enforcement, typer.Option("--enforce", help="How devices are held to their shares.")
     ] = Enforcement.AUTO,
 ) -> int:
-    """Run a command once; `arachne run` and `arachne profile` in it place rank i in the lab's device i."""
+    """Run a command with parts of this machine as devices.
+
+    The command runs once; `arachne run` and `arachne profile` in it place rank i in the lab's device i.
+    """
     found = read_lab(lab)
     with active(found, enforcement=enforcement) as on:
         for name, device in found.devices.items():

@@ -36,7 +36,10 @@ def command(
     time_budget: Annotated[float, typer.Option(help="Seconds that the search may take.")] = 5.0,
     as_json: Annotated[bool, typer.Option("--json", help="Print all of it as JSON.")] = False,
 ) -> None:
-    """Find the fastest plan for a model on the devices of a cluster; exit code 4 where none fits."""
+    """Find the best plan for a model on a cluster.
+
+    Says what limits it and what came next; exit code 4 where no plan fits.
+    """
     from planner import Request, find_plan, signed
     from planner.explain import one_more
 

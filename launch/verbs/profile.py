@@ -30,7 +30,10 @@ def command(
     samples: Annotated[str, typer.Option(help="Samples of a micro-batch to time, ascending.")] = SAMPLES,
     as_json: Annotated[bool, typer.Option("--json", help="Print what was written as JSON.")] = False,
 ) -> None:
-    """Time every kind of block, the optimizer and the links, all devices at once, and write the files."""
+    """Time every kind of block, the optimizer and the links.
+
+    All devices at once; writes the files that the planner reads.
+    """
     import json
 
     from arachne_runtime.plan import files

@@ -43,7 +43,7 @@ def command(
         Path | None, typer.Option(help="Also write each rank's output into this folder.")
     ] = None,
 ) -> int | None:
-    """Run a training script on every device of a plan, one process a device."""
+    """Run a training script on every device of a plan."""
     found = read_plan(plan)  # a plan that is wrong is said at once, before torch is loaded
     refuse_unrunnable(found)
     asked = _Asked(plan, found, tuple(script), trace, log_dir)

@@ -1,5 +1,6 @@
 """What a reader wants to know of a plan: its share of the ideal, what takes the rest, what binds it."""
 
+from .assume import with_network
 from .binding import Binding, BindingKind, what_binds
 from .ideal import Ideal
 from .idle import Idle, idle_devices
@@ -24,4 +25,5 @@ __all__ = [
     "one_more",
     "share_of_ideal",
     "what_binds",
+    "with_network",
 ]
