@@ -1,9 +1,13 @@
 """Every rival strategy passes one contract; each then has its own rules."""
 
+import random
 import time
 from contextlib import suppress
+from itertools import accumulate, combinations, pairwise
+from math import inf
 from typing import ClassVar
 
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -14,10 +18,22 @@ from arachne_runtime.plan.rules import check_plan
 from planner import catalog
 from planner.cost import Estimate, price
 from planner.exhaustive import Limits, random_request
-from planner.peers import PEERS, Even, Strategy, Uniform
+from planner.peers import PEERS, Amp, Espresso, Even, HexiScale, Metis, Sailor, Strategy, Uniform
 from planner.peers import even as even_module
 from planner.peers import uniform as uniform_module
-from planner.peers.uniform import even_layers
+from planner.peers.cuts import (
+    even_layers,
+    in_proportion,
+    least_slowest,
+    least_slowest_of_every_depth,
+    runs_of,
+)
+from planner.peers.hexiscale import Division, Partition, Scheduler
+from planner.peers.metis import orders, sums
+from planner.peers.sailor import mixtures_of
+from planner.peers.shortlist import Shortlist
+from planner.peers.site import Site
+from planner.peers.strategy import Clock
 from planner.request import Request
 
 LIMITS = Limits(devices=8, blocks=9, global_batch=24, micro_batch=8)
@@ -114,7 +130,6 @@ class TestUniform(StrategyContract):
         plan = uniform_module.propose(request_)
         if plan is None:
             return
-        assert set(plan.devices) == set(request_.cluster.devices)
         assert len({tuple(s.layers for s in p.stages) for p in plan.pipelines}) == 1
         assert len({(p.micro_batch, p.micro_batches) for p in plan.pipelines}) == 1
         kinds = [block.kind for block in request_.model.blocks]
@@ -133,3 +148,128 @@ def test_gpipe_alone_is_kept_to():
     seed = next(s for s in range(99) if random_request(s, LIMITS).schedules == (ScheduleKind.GPIPE,))
     proposed = [peer.propose(random_request(seed, LIMITS)) for peer in PEERS]
     assert all(plan.schedule is ScheduleKind.GPIPE for plan in proposed if plan)
+
+
+class TestAmp(StrategyContract):
+    strategy = Amp()
+
+    def test_types_are_averaged_so_a_cut_by_speed_is_not_found(self):
+        plan = Amp().propose(clustered(1024, 2, 4))
+        assert plan is not None
+        assert len({tuple(s.layers for s in p.stages) for p in plan.pipelines}) == 1
+        layers = [stop - start for start, stop in (s.layers for s in plan.pipelines[0].stages)]
+        assert max(layers) - min(layers) <= 1  # embedding and head cost little here
+
+
+class TestEspresso(StrategyContract):
+    strategy = Espresso()
+
+    def test_faster_devices_get_more_blocks(self):
+        plan = Espresso().propose(clustered(1024, 2, 4))
+        assert plan is not None
+        by_type: dict[str, list[int]] = {}
+        for pipeline in plan.pipelines:
+            for stage in pipeline.stages:
+                by_type.setdefault(stage.devices[0][0], []).append(len(stage.blocks))
+        assert min(by_type["a"]) > max(by_type["v"])
+
+
+class TestHexiScale(StrategyContract):
+    strategy = HexiScale()
+
+    def test_unlike_pipelines_take_micro_batches_by_their_speed(self):
+        plan = HexiScale().propose(clustered(1024, 1, 1))
+        assert plan is not None
+        assert set(plan.devices) == set(clustered(1024, 1, 1).cluster.devices)
+
+    @pytest.mark.parametrize("division", Division)
+    def test_every_division_places_every_group_once(self, division: Division):
+        request = clustered(1024, 2, 3)
+        site = Site(request)
+        scheduler = Scheduler(site, Shortlist(site, Clock(1.0)), ScheduleKind.ONE_F_ONE_B)
+        partition = Partition(1.0, 0, (2, 1), 2, 3, division)
+        pipelines = scheduler.divide(partition, front=True)
+        placed = [d for pipeline in pipelines for _, seat in pipeline for d in seat]
+        assert sorted(placed) == sorted(request.cluster.devices)
+        assert len(pipelines) == 3
+        assert all(pipelines)
+
+
+class TestMetis(StrategyContract):
+    strategy = Metis()
+
+    def test_one_pipeline_of_stages_that_are_powers_of_two(self):
+        plan = Metis().propose(clustered(1024, 2, 4))
+        assert plan is not None
+        (pipeline,) = plan.pipelines
+        assert all(len(s.devices) & (len(s.devices) - 1) == 0 for s in pipeline.stages)
+
+    def test_orders_move_alike_sizes_together(self):
+        assert list(orders((1, 2))) == [(1, 2), (2, 1)]
+        assert len(list(orders((1,) * 8 + (2,)))) == 3  # (1 1 1 1) (1 1 1 1) (2)
+        assert all(sum(sizes) == 12 for sizes in sums(3, 12))
+        assert list(sums(3, 12)) == [(2, 2, 8), (4, 4, 4)]
+
+
+class TestSailor(StrategyContract):
+    strategy = Sailor()
+
+    def test_even_layers_and_copies_that_differ_by_one_micro_batch(self):
+        plan = Sailor().propose(clustered(1024, 2, 4))
+        assert plan is not None
+        counts = [p.micro_batches for p in plan.pipelines]
+        assert max(counts) - min(counts) <= 1
+        assert len({tuple(s.layers for s in p.stages) for p in plan.pipelines}) == 1
+
+    def test_mixtures_make_up_the_copies(self):
+        assert list(mixtures_of([3, 1], 2)) == [(2, 0), (1, 1)]
+        few = list(mixtures_of([100, 100, 10], 64))
+        assert (64, 0, 0) in few
+        assert (54, 0, 10) in few
+        assert all(sum(mixture) == 64 for mixture in few)
+        assert list(mixtures_of([1, 1], 3)) == []
+
+
+@given(st.integers(0, 10_000))
+@settings(max_examples=60, deadline=None)
+def test_the_least_slowest_cut_is_that_of_all_cuts(seed: int):
+    rng = random.Random(seed)
+    depth, num_blocks = rng.randint(1, 4), rng.randint(4, 7)
+    speeds = [rng.choice([1, 2, 3]) for _ in range(depth)]
+    blocks = [rng.randint(1, 9) for _ in range(num_blocks)]
+    prefixes = [[float(s * x) for x in accumulate(blocks, initial=0)] for s in speeds]
+    reaches = [[min(num_blocks, i + rng.choice([1, 2, 3, 9])) for i in range(num_blocks)] for _ in speeds]
+    reaches = [list(accumulate(reach, max)) for reach in reaches]
+    expected = inf
+    for inner in combinations(range(1, num_blocks), depth - 1):
+        runs = list(pairwise((0, *inner, num_blocks)))
+        if all(reach[a] >= b for reach, (a, b) in zip(reaches, runs, strict=True)):
+            expected = min(expected, max(p[b] - p[a] for p, (a, b) in zip(prefixes, runs, strict=True)))
+    found = least_slowest([runs_of(p, reach) for p, reach in zip(prefixes, reaches, strict=True)])
+    assert (found is None) == (expected == inf)
+    if found is not None:
+        runs = list(pairwise(found))
+        assert max(p[b] - p[a] for p, (a, b) in zip(prefixes, runs, strict=True)) == pytest.approx(expected)
+        assert in_proportion(prefixes[0], [1.0] * depth, reaches) is not None
+
+
+def test_every_depth_at_once_is_as_good_as_one_by_one():
+    blocks = [5.0, 1, 1, 7, 2, 2, 9, 1]
+    prefix = list(accumulate(blocks, initial=0.0))
+    for depth, bounds in enumerate(least_slowest_of_every_depth(runs_of(prefix), 5), start=1):
+        alone = least_slowest([runs_of(prefix)] * depth)
+        assert alone is not None
+        slowest = [max(prefix[b] - prefix[a] for a, b in pairwise(cut)) for cut in (bounds, alone)]
+        assert slowest[0] == pytest.approx(slowest[1])
+        assert len(bounds) == depth + 1
+
+
+def test_proportions_follow_speeds_and_memory():
+    prefix = list(accumulate([1.0] * 12, initial=0.0))
+    free = [[12] * 12] * 2
+    assert in_proportion(prefix, [3.0, 1.0], free) == (0, 9, 12)
+    tight = [[min(12, i + 6) for i in range(12)], [12] * 12]
+    assert in_proportion(prefix, [3.0, 1.0], tight) == (0, 6, 12)
+    last = [[12] * 12, [min(12, i + 2) for i in range(12)]]
+    assert in_proportion(prefix, [3.0, 1.0], last) == (0, 10, 12)
+    assert in_proportion(prefix, [3.0, 1.0], [tight[0], last[1]]) is None
