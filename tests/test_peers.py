@@ -102,7 +102,7 @@ class StrategyContract:
         assert time.thread_time() - start <= 0.2 + ONE_PRICE_S
 
     def test_it_finds_plans_and_has_a_name(self):
-        proposed = [self.strategy.propose(random_request(seed, LIMITS)) for seed in range(12)]
+        proposed = [self.strategy.propose(random_request(seed, LIMITS)) for seed in range(24)]
         assert sum(plan is not None for plan in proposed) >= 2
         assert self.strategy.name in {peer.name for peer in PEERS}
 

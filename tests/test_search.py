@@ -172,9 +172,11 @@ def test_more_evaluations_are_never_worse():
 
 def test_unlike_devices_gain_from_unlike_stages():
     found = find_plan(catalog_request(128, 2, 2), evaluations=150)
-    uniform = next(r for r in found.rivals if r.name == "uniform")
-    assert uniform.estimate is not None
-    assert uniform.estimate.iteration_s / found.estimate.iteration_s > 1.5
+    rivals = {r.name: r.estimate for r in found.rivals}
+    for name, ratio in (("uniform", 1.05), ("amp", 1.5)):  # uniform leaves the slower type idle, amp averages
+        estimate = rivals[name]
+        assert estimate is not None
+        assert estimate.iteration_s / found.estimate.iteration_s > ratio
 
 
 def test_progress_is_told():

@@ -17,6 +17,7 @@ from arachne_runtime.plan.files import digest, read_cluster, read_model, read_pl
 from arachne_runtime.plan.model import BlockSpec, ModelSpec
 from arachne_runtime.plan.profile import BlockTiming, Profile
 from planner.cost import price
+from planner.peers import PEERS
 from planner.request import Request
 
 OPTIONS = {
@@ -141,7 +142,7 @@ def test_json_says_the_same(folder):
     assert answer["file"] is None
     assert answer["search"]["proven"] is True
     assert answer["plan"]["predicted"]["iteration_s"] == answer["price"]["iteration_s"]
-    assert [r["name"] for r in answer["rivals"]] == ["even", "uniform"]
+    assert [r["name"] for r in answer["rivals"]] == [peer.name for peer in PEERS]
     assert all(r["iteration_s"] >= answer["price"]["iteration_s"] for r in answer["rivals"])
     assert all(r["iteration_s"] >= answer["price"]["iteration_s"] for r in answer["runners_up"])
     assert all(r["reason"] for r in answer["rivals"] + answer["runners_up"])
@@ -221,12 +222,12 @@ def test_compare_prices_plans_beside_the_rivals(folder):
     lines = done.stdout.splitlines()
     assert lines[0].split() == ["plan", "iteration", "samples/s", "ratio", "devices", "memory"]
     assert [line.split()[0] for line in lines[1:3]] == ["plan.json", "again.json"]
-    assert {line.split()[0] for line in lines[3:5]} == {"even", "uniform"}
+    assert {line.split()[0] for line in lines[3 : 3 + len(PEERS)]} == {peer.name for peer in PEERS}
     assert "1.000x" in lines[1]
     assert "again.json: limited by:" in done.stdout
     rows = json.loads(arachne(folder, "compare", "plan.json", *files, "--json").stdout)
     assert rows[0]["iteration_s"] == plan.predicted.iteration_s
-    assert {row["plan"] for row in rows} == {"plan.json", "even", "uniform"}
+    assert {row["plan"] for row in rows} == {"plan.json", *(peer.name for peer in PEERS)}
 
 
 def test_compare_says_what_does_not_fit(folder):

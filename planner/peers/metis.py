@@ -57,6 +57,8 @@ class Metis:
         """The fastest of its first that fit; None where none does."""
         site = Site(request)
         shortlist = Shortlist(site, Clock(budget_s))
+        if site.pace_s(site.types[0]) == float("inf"):
+            return shortlist.best()  # no share that is allowed was measured
         searches = [_Search(site, shortlist, kind) for kind in site.schedules]
         for devices, sizes in _groupings(site):
             for search in searches:
@@ -171,7 +173,7 @@ class _Search:
         batch = site.request.global_batch
         divisors = [n for n in range(batch, 0, -1) if batch % n == 0]
         self.counts = [n for n in divisors if batch // n <= site.most_micro_batch]
-        counted = [(site.pace_s(n.entry.device), n.entry.gpus) for n in site.request.cluster.nodes]
+        counted = [(site.pace_s(n.device), n.count * n.gpus) for n in site.request.cluster.node]
         self.ideal_s = batch / sum(gpus / pace for pace, gpus in counted)
         self._deals: dict[tuple[tuple[str, ...], int, int], tuple[tuple[int, ...], Seconds] | None] = {}
         self._stages: dict[tuple[tuple[str, ...], int, int], _Stage | None] = {}
@@ -181,7 +183,7 @@ class _Search:
         kind = self.site.types[0]
         tp = self.site.degrees_of(kind)[0]
         found = self.site.prefix(kind, tp, self.site.sizes(kind, tp)[0])
-        assert found is not None
+        assert found is not None  # ``sizes`` are measured ones
         return found
 
     def visit(self, devices: Sequence[str], sizes: Sequence[int]) -> None:
