@@ -1,10 +1,9 @@
 """From templates to devices: which device stands where, so that those that talk most share a node."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from arachne_runtime.plan.cluster import Cluster
-
+from .supply import Supply
 from .template import Group, Template
 
 Seat = tuple[str, ...]
@@ -26,71 +25,88 @@ class Placement:
 
 
 @dataclass(slots=True)
-class _Pool:
-    """Free devices by node, while a template is placed."""
+class _Free:
+    """Free devices of one pool by node, while a template is placed."""
 
-    cluster: Cluster
-    free: dict[str, list[str]] = field(default_factory=dict)
+    left: dict[str, list[str]]
+    near: str | None = None
+    """The node that the last group was taken from."""
+
+    def take(self, count: int) -> Seat | None:
+        """``count`` devices of one node: of the last one if it can, else of the one that they fill best."""
+        if self.near is None or len(self.left[self.near]) < count:
+            fitting = [name for name, free in self.left.items() if len(free) >= count]
+            if not fitting:
+                return None
+            self.near = min(fitting, key=lambda name: (len(self.left[name]) != count, -len(self.left[name])))
+        free = self.left[self.near]
+        taken = tuple(free[:count])
+        del free[:count]
+        return taken
+
+
+@dataclass(slots=True)
+class _Seating:
+    supply: Supply
+    pools: list[_Free] = field(init=False)
 
     def __post_init__(self) -> None:
-        self.free = {node.name: list(node.devices) for node in self.cluster.nodes}
-
-    def take(self, device: str, count: int, near: str | None) -> Seat | None:
-        """``count`` devices of one node: of node ``near`` if it can, else of the node that they fill best."""
-        nodes = [
-            name
-            for name, left in self.free.items()
-            if len(left) >= count and self.cluster.nodes_by_name[name].entry.device == device
+        self.pools = [
+            _Free({name: [f"{name}:{i}" for i in range(size)] for name, size in pool.nodes})
+            for pool in self.supply.pools
         ]
-        if not nodes:
-            return None
-        name = (
-            near
-            if near in nodes
-            else min(nodes, key=lambda n: (len(self.free[n]) != count, -len(self.free[n])))
-        )
-        taken, self.free[name] = self.free[name][:count], self.free[name][count:]
-        return tuple(taken)
+
+    def seat(self, group: Group) -> list[Seat] | None:
+        """All replicas of a group, or None where the nodes cannot hold them."""
+        seats = []
+        for _ in range(group.width):
+            taken = self.pools[group.pool].take(group.tp)
+            if taken is None:
+                return None
+            seats.append(taken)
+        return seats
 
 
-def placements(template: Template, cluster: Cluster) -> Iterator[Placement]:
+def placements(template: Template, supply: Supply) -> Iterator[Placement]:
     """The template on concrete devices, in two ways: replicas of a stage close, or those of a pipeline.
 
     Nothing is yielded where the nodes cannot hold it (a tensor-parallel group must fit into a node).
     """
     seen = set()
     for by_stage in (True, False):
-        placement = _place(template, cluster, by_stage)
+        placement = place(template, supply, by_stage=by_stage)
         if placement is not None and placement not in seen:
             seen.add(placement)
             yield placement
 
 
-def _place(template: Template, cluster: Cluster, by_stage: bool) -> Placement | None:
-    pool = _Pool(cluster)
-    near: dict[str, str] = {}
-    seats: dict[tuple[int, int], list[Seat]] = {}
+def place(template: Template, supply: Supply, *, by_stage: bool) -> Placement | None:
+    """Groups in the order of their neighbourhood; the largest first where those would leave no room for them."""
     places = [(p, s) for p, pipeline in enumerate(template.pipelines) for s in range(pipeline.depth)]
-    for p, s in sorted(places, key=lambda place: place[::-1] if by_stage else place):
-        for group in template.pipelines[p].stages[s].groups:
-            taken = _take_group(pool, group, near)
+    ordered = sorted(places, key=lambda at: at[::-1]) if by_stage else places
+    found = _seated(template, supply, ordered)
+    if found is None:
+        largest = sorted(ordered, key=lambda at: -max(g.tp for g in _groups(template, at)))
+        found = _seated(template, supply, largest)
+    return found
+
+
+def _groups(template: Template, at: tuple[int, int]) -> Sequence[Group]:
+    return template.pipelines[at[0]].stages[at[1]].groups
+
+
+def _seated(template: Template, supply: Supply, places: Sequence[tuple[int, int]]) -> Placement | None:
+    seating = _Seating(supply)
+    seats: dict[tuple[int, int], list[Seat]] = {}
+    for at in places:
+        for group in _groups(template, at):
+            taken = seating.seat(group)
             if taken is None:
                 return None
-            seats.setdefault((p, s), []).extend(taken)
+            seats.setdefault(at, []).extend(taken)
     return Placement(
         tuple(
             tuple(tuple(seats[p, s]) for s in range(pipeline.depth))
             for p, pipeline in enumerate(template.pipelines)
         )
     )
-
-
-def _take_group(pool: _Pool, group: Group, near: dict[str, str]) -> list[Seat] | None:
-    taken = []
-    for _ in range(group.width):
-        seat = pool.take(group.device, group.tp, near.get(group.device))
-        if seat is None:
-            return None
-        near[group.device] = seat[0].rpartition(":")[0]
-        taken.append(seat)
-    return taken

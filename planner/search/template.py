@@ -1,9 +1,8 @@
-"""Templates: how many devices of which type stand in which stage of which pipeline; nothing that is computed.
+"""Templates: how many groups of which devices stand in which stage of which pipeline; nothing computed.
 
-A template knows types and counts only; ``planner.search.place`` gives it concrete devices.
+A template knows pools and counts only; ``planner.search.place`` gives it concrete devices.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 
@@ -11,8 +10,8 @@ from dataclasses import dataclass
 class Group:
     """Alike replicas of one stage."""
 
-    device: str
-    """Device type."""
+    pool: int
+    """Index of ``Supply.pools``."""
     tp: int
     """Devices of each replica; they share a node."""
     width: int
@@ -47,12 +46,12 @@ class PipelineTemplate:
         """Number of stages."""
         return len(self.stages)
 
-    def devices(self) -> dict[str, int]:
-        """Devices used, by type."""
-        used: dict[str, int] = {}
+    def devices(self) -> dict[int, int]:
+        """Devices used, by pool."""
+        used: dict[int, int] = {}
         for stage in self.stages:
             for group in stage.groups:
-                used[group.device] = used.get(group.device, 0) + group.num_devices
+                used[group.pool] = used.get(group.pool, 0) + group.num_devices
         return used
 
 
@@ -61,38 +60,3 @@ class Template:
     """All pipelines of a plan; devices that no stage takes stay idle."""
 
     pipelines: tuple[PipelineTemplate, ...]
-
-    def devices(self) -> dict[str, int]:
-        """Devices used, by type."""
-        used: dict[str, int] = {}
-        for pipeline in self.pipelines:
-            for device, count in pipeline.devices().items():
-                used[device] = used.get(device, 0) + count
-        return used
-
-    def __str__(self) -> str:
-        return " + ".join(
-            "[" + " > ".join(" ".join(_group_text(g) for g in s.groups) for s in p.stages) + "]"
-            for p in self.pipelines
-        )
-
-
-def _group_text(group: Group) -> str:
-    return f"{group.width}×{group.device}" + (f"·tp{group.tp}" if group.tp > 1 else "")
-
-
-def mixed_stage(devices: Mapping[str, int]) -> StageTemplate:
-    """A stage that holds so many TP-1 replicas of each type."""
-    return StageTemplate(tuple(Group(d, 1, n) for d, n in devices.items() if n))
-
-
-def replicated(pipeline: PipelineTemplate, copies: int) -> Template:
-    """``copies`` alike pipelines."""
-    return Template((pipeline,) * copies)
-
-
-def leftover(pools: Mapping[str, int], used: Mapping[str, int]) -> dict[str, int]:
-    """Devices of each pool that ``used`` leaves idle."""
-    return {
-        device: count - used.get(device, 0) for device, count in pools.items() if count > used.get(device, 0)
-    }
