@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from planner.search.cut import min_max_cut, min_sum_cut, trade_off_cuts
-from planner.search.pack import pack_samples
+from planner.search.deal import pack_samples
 
 
 @st.composite

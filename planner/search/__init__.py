@@ -1,6 +1,19 @@
-"""The search for a plan: propose templates, place and complete them, price, refine; prove small ones."""
+"""The search for a plan: propose templates, complete, pack and refine them; prove small problems."""
 
-from .find import Found, Rival, find_plan, is_small, signed
+from .find import find_plan, is_small
+from .found import Found, Rival, Runner, signed
 from .judge import Priced, Progress
+from .propose import Enumeration, Source
 
-__all__ = ["Found", "Priced", "Progress", "Rival", "find_plan", "is_small", "signed"]
+__all__ = [
+    "Enumeration",
+    "Found",
+    "Priced",
+    "Progress",
+    "Rival",
+    "Runner",
+    "Source",
+    "find_plan",
+    "is_small",
+    "signed",
+]

@@ -14,7 +14,7 @@ from arachne_runtime.units import Seconds
 from ..cost.memory import in_flight
 from ..request import Request
 from .cut import Cut, trade_off_cuts
-from .pack import pack_samples
+from .deal import pack_samples
 from .place import PipelineSeats, Placement
 from .stage_tables import Hardware, Mix, StageTables
 

@@ -1,67 +1,50 @@
-"""The search: proposals, completed exactly, priced, refined; small problems until the best plan is proven."""
+"""The search: templates for clusters of any size, peers, local moves; small problems until proven."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
-
-from msgspec.structs import replace
 
 from arachne_runtime.errors import NoFeasiblePlanError, NotMeasuredError
-from arachne_runtime.plan.cluster import node_of
-from arachne_runtime.plan.files import digest
-from arachne_runtime.plan.plan import MadeBy, Plan, Predicted
+from arachne_runtime.plan.plan import Plan
 from arachne_runtime.units import Seconds
 
 from ..cost import Estimate, price
-from ..peers import DEFAULT_BUDGET_S, PEERS
-from ..request import Request
+from ..peers import DEFAULT_BUDGET_S, PEERS, Strategy
+from ..request import Objective, Request
+from .broad import Broad
 from .complete import Completer
 from .diagnose import Needs, what_binds
 from .exact import Exact, find_pools, num_shapes
-from .judge import Judge, Priced, Progress, SearchOverError
-from .place import placements
-from .propose import Proposal, Proposer
+from .found import Found, Rival, runners
+from .ideal import ideal_seconds
+from .judge import Judge, Progress, SearchOverError
+from .migrate import change_seconds, same_layout, still_there
+from .money import price_per_hour
+from .propose import Enumeration, Source
 from .refine import Refiner
-from .template import Template
+from .score import missed
+from .supply import Supply
 
 MOST_EXACT_DEVICES = 10
 MOST_EXACT_COLUMNS = 8_000_000
 """Above this many columns the branch and bound does not come to its end within five seconds of one core."""
 
-MOST_PROPOSALS = 400
-"""Proposals that are cut exactly; the ranking's first hundred held the best of them in all trials."""
+MOST_MOVED_DEVICES = 24
+"""Devices up to which refinement moves single ones; a larger cluster is refined by templates and numbers."""
 
-MOST_PLACED = 48
-"""Of these, how many are placed on devices and priced."""
+MOST_ASKED_DEVICES = 16
+"""Devices up to which peers end by themselves, so that they may be asked without a clock."""
 
-MOST_EXTENDED = 8
-"""Of these, how many are tried with other pipelines on what they leave idle."""
+PEERS_PART = 0.4
+"""Part of a time budget that all peers may take together, while it is too short for all of them."""
 
+ALL_PEERS_S: Seconds = 60.0
+"""From this budget on every peer has all the time it asks for (docs: invariant 6)."""
 
-@dataclass(frozen=True, slots=True)
-class Rival:
-    """What a peer strategy proposed."""
+LEAST_PEER_S: Seconds = 0.05
+"""A peer is not asked for less."""
 
-    name: str
-    plan: Plan | None
-    estimate: Estimate | None
-    reason: str = ""
-    """Why it has no plan."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
-    """The answer of a search."""
-
-    plan: Plan
-    estimate: Estimate
-    evaluations: int
-    seconds: Seconds
-    runners_up: tuple[Priced, ...]
-    """The next best plans that were priced, best first."""
-    rivals: tuple[Rival, ...]
-    proven: bool
-    """Whether no plan of the space is faster (TP 1, no ZeRO): branch and bound came to its end."""
+SOURCES: tuple[Source, ...] = (Enumeration(),)
+"""Where templates come from, when nothing else is said."""
 
 
 def find_plan(
@@ -71,150 +54,159 @@ def find_plan(
     time_budget_s: Seconds = 5.0,
     evaluations: int | None = None,
     on_progress: Callable[[Progress], None] | None = None,
+    peers: Sequence[Strategy] = PEERS,
+    sources: Sequence[Source] = SOURCES,
 ) -> Found:
-    """The fastest plan under the price that the budget finds, never slower than any peer's proposal.
+    """The best plan under the request's objective that the budget finds, never worse than a peer's proposal.
 
     With ``evaluations`` the number of priced plans is limited instead of the time, and the same inputs give
     the same plan everywhere. Raises NoFeasiblePlanError, saying what binds, and NotMeasuredError.
     """
     judge = Judge(request, None if evaluations else time_budget_s, evaluations, on_progress)
-    rivals = tuple(_rivals(request, judge, time_budget_s if evaluations is None else None))
+    search = _Search(request, judge, seed, peers, sources)
     proven = False
     with suppress(SearchOverError):
-        proven = _search(request, judge, seed)
+        proven = search.run()
+    _refuse_nothing(request, judge)
+    return _found(request, judge, tuple(search.rivals), proven)
+
+
+def _refuse_nothing(request: Request, judge: Judge) -> None:
+    """NoFeasiblePlanError or NotMeasuredError where no plan was found, or none that keeps the limits."""
     if not judge.kept:
         shortage = Needs(request).leanest()
-        if judge.not_measured is not None and shortage.over_bytes <= 0:
-            raise judge.not_measured
+        if shortage.over_bytes <= 0:
+            _refuse_not_measured(request, judge)
         raise NoFeasiblePlanError(what_binds(request, shortage))
-    best, *others = judge.kept
+    best = judge.kept[0]
+    if best.score.excess > 0:
+        raise NoFeasiblePlanError(missed(best.plan, best.estimate, request))
+
+
+def _refuse_not_measured(request: Request, judge: Judge) -> None:
+    """NotMeasuredError where a search reached beyond the profile, or could not start within it."""
+    if judge.not_measured is not None:
+        raise judge.not_measured
+    types = {entry.device: None for entry in request.cluster.node}
+    ranges = [
+        r for d in types for tp in request.tables.tp_degrees(d) if (r := request.tables.samples_range(d, tp))
+    ]
+    if all(low > request.global_batch for low, _ in ranges):
+        first = next(iter(types))
+        request.tables.costs(first, request.tables.tp_degrees(first)[0], 1)
+
+
+def _found(request: Request, judge: Judge, rivals: tuple[Rival, ...], proven: bool) -> Found:
+    best = judge.kept[0]
+    used = set(best.plan.devices)
+    is_running = request.running is not None and same_layout(best.plan, request.running)
+    change = 0.0
+    if request.running is not None and not is_running:
+        change = change_seconds(request.running, best.plan, request)
+    hourly = price_per_hour(best.plan, best.estimate.iteration_s, request)
     return Found(
         plan=best.plan,
         estimate=best.estimate,
         evaluations=judge.evaluations,
         seconds=judge.seconds,
-        runners_up=tuple(others[:5]),
+        runners_up=runners(judge.kept),
         rivals=rivals,
         proven=proven,
+        idle=tuple(device for device in request.cluster.devices if device not in used),
+        ideal_s=ideal_seconds(request, Supply.of(request)),
+        is_running=is_running,
+        change_s=change,
+        price_per_hour=hourly if request.counts_money else None,
     )
 
 
-def _rivals(request: Request, judge: Judge, time_budget_s: Seconds | None) -> Iterator[Rival]:
-    """Each peer's proposal; with a time budget the peers together take at most half of it."""
-    budget_s = DEFAULT_BUDGET_S if time_budget_s is None else time_budget_s / (2 * len(PEERS))
-    for peer in PEERS:
-        try:
-            plan = peer.propose(request, budget_s=budget_s)
-        except NotMeasuredError as error:  # what it would try reaches beyond the profile
-            judge.not_measured = error
-            yield Rival(peer.name, None, None, str(error))
-            continue
-        if plan is None:
-            yield Rival(peer.name, None, None, "no plan of it fits")
-            continue
-        judge.keep(plan)
-        outcome = price(plan, request)
-        assert isinstance(outcome, Estimate)
-        yield Rival(peer.name, plan, outcome)
+class _Search:
+    """One search: its parts share the judge."""
 
+    def __init__(
+        self, request: Request, judge: Judge, seed: int, peers: Sequence[Strategy], sources: Sequence[Source]
+    ) -> None:
+        self.request = request
+        self.judge = judge
+        self.seed = seed
+        self.peers = peers
+        self.sources = sources
+        self.rivals: list[Rival] = []
 
-def _search(request: Request, judge: Judge, seed: int) -> bool:
-    """Whether the best plan is proven to be the best."""
-    small = is_small(request)
-    for kind in request.schedules:
-        completer = Completer(request, kind)
-        for plan in _proposed(request, completer, small):
-            judge.price(plan)
-        refiner = Refiner(judge, completer, seed)
-        starts = [k.plan for k in judge.kept if k.plan.schedule == kind][: 2 if small else 6]
-        for plan in starts:
-            refiner.climb(plan, 60 if small else 400)
-    exact = Exact(request, find_pools(request.cluster), judge.offer, judge.check) if small else None
-    if exact is not None and exact.run(judge.best_s):
-        return True
-    _climb_on(request, judge, seed)
-    return False
+    def run(self) -> bool:
+        """Whether the best plan is proven to be the best."""
+        request, judge = self.request, self.judge
+        supply = Supply.of(request)
+        broad = [Broad(judge, supply, kind, self.sources) for kind in request.schedules]
+        if request.running is not None and still_there(request.running, request):
+            judge.keep(request.running)
+        with suppress(SearchOverError):
+            for each in broad:
+                each.start()
+        self.rivals += self._ask_peers()
+        for each in broad:
+            each.climb()
+            each.pack()
+        proven = is_small(request) and self._prove()
+        if not proven:
+            self._climb_on()
+        return proven
+
+    def _prove(self) -> bool:
+        """Local moves first: the better the plan to start from, the sooner the proof."""
+        for plan in [k.plan for k in self.judge.kept][:2]:
+            self._refiner(plan).climb(plan, 60)
+        pools = find_pools(self.request.cluster)
+        return Exact(self.request, pools, self.judge.offer, self.judge.check).run(self.judge.limit_s)
+
+    def _refiner(self, plan: Plan) -> Refiner:
+        moved = len(self.request.cluster.devices) <= MOST_MOVED_DEVICES
+        return Refiner(self.judge, Completer(self.request, plan.schedule), self.seed, structural=moved)
+
+    def _climb_on(self) -> None:
+        """Climb from the best plans until none of them gets better or the budget ends."""
+        before = None
+        while self.judge.kept and self.judge.kept[0].score != before:
+            before = self.judge.kept[0].score
+            for plan in [k.plan for k in self.judge.kept][:4]:
+                self._refiner(plan).climb(plan, 2000)
+
+    def _ask_peers(self) -> Iterator[Rival]:
+        for peer in self.peers:
+            budget_s = self._peer_budget_s()
+            if budget_s < LEAST_PEER_S:
+                yield Rival(peer.name, None, None, "no time for it in this budget")
+                continue
+            try:
+                plan = peer.propose(self.request, budget_s=budget_s)
+            except NotMeasuredError as error:  # what it would try reaches beyond the profile
+                self.judge.not_measured = error
+                yield Rival(peer.name, None, None, str(error))
+                continue
+            if plan is None:
+                yield Rival(peer.name, None, None, "no plan of it fits")
+                continue
+            self.judge.keep(plan)
+            outcome = price(plan, self.request)
+            assert isinstance(outcome, Estimate)
+            yield Rival(peer.name, plan, outcome)
+
+    def _peer_budget_s(self) -> Seconds:
+        """Of each: all it asks for where there is time, or no clock and a small cluster."""
+        whole = DEFAULT_BUDGET_S
+        total = self.judge.time_budget_s
+        if total is None:
+            return whole if len(self.request.cluster.devices) <= MOST_ASKED_DEVICES else 0.0
+        if total >= ALL_PEERS_S:
+            return whole
+        return min(whole, PEERS_PART * total / max(1, len(self.peers)))
 
 
 def is_small(request: Request) -> bool:
     """Whether branch and bound is tried."""
-    if len(request.cluster.devices) > MOST_EXACT_DEVICES:
+    if len(request.cluster.devices) > MOST_EXACT_DEVICES or request.objective is Objective.COST:
         return False
     batch = request.global_batch
     sizes = range(1, min(batch, request.max_micro_batch or batch) + 1)
     shapes = num_shapes(find_pools(request.cluster).counts, len(request.model.blocks))
     return shapes * sum(batch // size for size in sizes) <= MOST_EXACT_COLUMNS
-
-
-def _climb_on(request: Request, judge: Judge, seed: int) -> None:
-    """Climb from the best plans until none of them gets better or the budget ends."""
-    completers = {kind: Completer(request, kind) for kind in request.schedules}
-    before = float("inf")
-    while judge.best_s < before:
-        before = judge.best_s
-        for plan in [k.plan for k in judge.kept][:4]:
-            Refiner(judge, completers[plan.schedule], seed).climb(plan, 2000)
-
-
-def _proposed(request: Request, completer: Completer, small: bool) -> Iterator[Plan]:
-    """Proposals as plans: the exact cut of many, the best of them on devices, then leftovers filled."""
-    proposer = Proposer(request, completer.stage_tables)
-    most = MOST_PROPOSALS // 8 if small else MOST_PROPOSALS
-    ranked = _ranked(proposer.best(proposer.pools, most), completer, proposer)
-    templates = list(dict.fromkeys(p.template for p in ranked))
-    for template in templates[:MOST_PLACED]:
-        yield from _placed(template, completer)
-    for proposal in ranked[:MOST_EXTENDED]:
-        for template in proposer.with_leftover(proposal, 2):
-            yield from _placed(template, completer)
-
-
-def _placed(template: Template, completer: Completer) -> Iterator[Plan]:
-    for placement in placements(template, completer.request.cluster):
-        plan = completer.plan(placement)
-        if plan is not None:
-            yield plan
-
-
-def _ranked(proposals: list[Proposal], completer: Completer, proposer: Proposer) -> list[Proposal]:
-    """Best first by the closed form of their exact cuts; those that fit nowhere left out."""
-    found = []
-    for at, proposal in enumerate(proposals):
-        line = tuple(
-            tuple(proposer.hardware[g.device] for g in stage.groups for _ in range(g.width))
-            for stage in proposal.stages
-        )
-        count = max(1, -(-completer.request.global_batch // (proposal.copies * proposal.micro_batch)))
-        cuts = completer.cuts(line, proposal.micro_batch, count)
-        if cuts:
-            seconds = min(cut.pipeline_s(count) for cut in cuts)
-            sync = proposer.sync_s / len(line) if proposal.copies * max(map(len, line)) > 1 else 0.0
-            found.append((seconds + sync, at))
-    return [proposals[at] for _, at in sorted(found)]
-
-
-def signed(found: Found, request: Request, *, version: str, seed: int = 0) -> Plan:
-    """The plan of a search with what is predicted of it and where it comes from, as it goes into a file.
-
-    ``version`` of this project, ``seed`` of the search.
-    """
-    estimate = found.estimate
-    predicted = Predicted(
-        iteration_s=estimate.iteration_s,
-        samples_per_s=estimate.samples_per_s,
-        peak_bytes=dict(estimate.peak_bytes),
-    )
-    made_by = MadeBy(
-        solver="arachne",
-        seed=seed,
-        version=version,
-        cluster=digest(request.cluster),
-        model=digest(request.model),
-        profile=digest(request.profile),
-        device_types={n: request.cluster.nodes_by_name[n].entry.device for n in _nodes(found.plan)},
-    )
-    return replace(found.plan, predicted=predicted, made_by=made_by)
-
-
-def _nodes(plan: Plan) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(map(node_of, plan.devices)))

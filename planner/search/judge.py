@@ -9,7 +9,8 @@ from arachne_runtime.plan.plan import Plan
 from arachne_runtime.units import Seconds
 
 from ..cost import Estimate, Infeasible, price
-from ..request import Request
+from ..request import Objective, Request
+from .score import WORST, Score, score_of
 
 MOST_KEPT = 16
 """Best plans that are kept for refinement and for the list of runners-up."""
@@ -37,6 +38,7 @@ class Priced:
 
     plan: Plan
     estimate: Estimate
+    score: Score
 
 
 @dataclass(slots=True)
@@ -52,13 +54,20 @@ class Judge:
     kept: list[Priced] = field(default_factory=list)
     """The best plans, best first."""
     not_measured: NotMeasuredError | None = None
-    _known: dict[Plan, Seconds] = field(default_factory=dict)
+    _known: dict[Plan, Score] = field(default_factory=dict)
     _started: float = field(default_factory=time.monotonic)
 
     @property
     def best_s(self) -> Seconds:
         """Seconds of the best plan; ``inf`` before there is one."""
         return self.kept[0].estimate.iteration_s if self.kept else float("inf")
+
+    @property
+    def limit_s(self) -> Seconds:
+        """A plan whose iteration takes this long or longer is no better than the best; ``inf``: unknown."""
+        if not self.kept or self.kept[0].score.excess > 0 or self.request.objective is Objective.COST:
+            return float("inf")
+        return self.kept[0].score.value
 
     @property
     def seconds(self) -> Seconds:
@@ -79,40 +88,38 @@ class Judge:
         if self.part() >= 1.0:
             raise SearchOverError
 
-    def price(self, plan: Plan) -> Seconds:
-        """Seconds of a plan, ``inf`` where it does not fit. SearchOverError once the budget is spent."""
+    def price(self, plan: Plan) -> Score:
+        """Score of a plan, WORST where it does not fit. SearchOverError once the budget is spent."""
         known = self._known.get(plan)
         if known is not None:
             return known
         self.check()
-        seconds = self.keep(plan)
+        score = self.keep(plan)
         if self.on_progress is not None:
             self.on_progress(Progress(self.evaluations, self.seconds, self.part(), self.best_s))
-        return seconds
+        return score
 
     def offer(self, plan: Plan) -> Seconds:
-        """Price a plan and return the seconds of the best one so far."""
+        """Price a plan and return the seconds that a better one must stay below."""
         self.price(plan)
-        return self.best_s
+        return self.limit_s
 
-    def keep(self, plan: Plan) -> Seconds:
+    def keep(self, plan: Plan) -> Score:
         """As ``price``, whatever the budget says."""
         self.evaluations += 1
+        score = WORST
         try:
             outcome = price(plan, self.request)
         except NotMeasuredError as error:
             self.not_measured = error
-            self._known[plan] = float("inf")
-            return float("inf")
-        if isinstance(outcome, Infeasible):
-            self._known[plan] = float("inf")
-            return float("inf")
-        self._known[plan] = outcome.iteration_s
-        self._insert(Priced(plan, outcome))
-        return outcome.iteration_s
+        else:
+            if not isinstance(outcome, Infeasible):
+                score = score_of(plan, outcome, self.request)
+                self._insert(Priced(plan, outcome, score))
+        self._known[plan] = score
+        return score
 
     def _insert(self, priced: Priced) -> None:
-        seconds = priced.estimate.iteration_s
-        at = next((i for i, k in enumerate(self.kept) if seconds < k.estimate.iteration_s), len(self.kept))
+        at = next((i for i, k in enumerate(self.kept) if priced.score < k.score), len(self.kept))
         self.kept.insert(at, priced)
         del self.kept[MOST_KEPT:]

@@ -81,7 +81,7 @@ def placements(template: Template, supply: Supply) -> Iterator[Placement]:
 
 
 def place(template: Template, supply: Supply, *, by_stage: bool) -> Placement | None:
-    """Groups in the order of their neighbourhood; the largest first where those would leave no room for them."""
+    """Groups in the order of their neighbourhood, or the largest first where that leaves no room for them."""
     places = [(p, s) for p, pipeline in enumerate(template.pipelines) for s in range(pipeline.depth)]
     ordered = sorted(places, key=lambda at: at[::-1]) if by_stage else places
     found = _seated(template, supply, ordered)

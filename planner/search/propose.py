@@ -1,204 +1,205 @@
-"""Templates for clusters too large to try everything: a pipeline, replicated, and others for what is left.
+"""Where templates come from: sources, of which the plain enumeration is the floor that no other can lower.
 
-Ranked by a closed form that balances work as if blocks could be split; the exact cut and the price decide.
+The enumeration makes "one pipeline with widths, replicated": each pool of devices in one run of alike stages,
+the runs in any order; for every number of copies and every micro-batch.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import combinations, permutations
-from typing import Any
+from itertools import permutations
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from arachne_runtime.units import Bytes, Seconds
+from .batch import Templates
+from .columns import Completion
 
-from ..request import Request
-from .counts import vectors_below
-from .stage_tables import Hardware, StageTables
-from .template import (
-    PipelineTemplate,
-    StageTemplate,
-    Template,
-    leftover,
-    mixed_stage,
-)
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
 
-MOST_SIZES = 12
-"""Micro-batch sizes that the ranking tries."""
+MOST_COMBINATIONS = 8_000
+"""Combinations of runs ranked at once for a number of copies and a micro-batch: some 0.5 ms of one core."""
+
+KEPT_EACH = 24
+"""Of these, how many are kept at most, so that no number of copies or micro-batch crowds out the others."""
+
+GRANULARITY = 0.35
+"""A stage time exceeds the even one by so many blocks, on average over random pipelines."""
 
 
-_Members = tuple[tuple[str, int], ...]
-"""Replicas of a stage by device type."""
+class Source(Protocol):
+    """Anything that proposes templates; what it proposes is completed exactly, so it may err."""
 
-_Sketch = tuple[Seconds, int, int, tuple[tuple[_Members, int], ...]]
-"""A proposal as plain numbers: seconds, micro-batch, copies, and runs of alike stages with their lengths."""
+    def templates(self, completion: Completion, most: int) -> Templates:
+        """At most so many, best first as far as it knows."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
-class Proposal:
-    """A pipeline, how often it stands side by side, and the closed form's time."""
+class _Runs:
+    """Ways to use one pool in each of some copies: runs of alike stages; the first way is not at all."""
 
-    seconds: Seconds
-    micro_batch: int
-    copies: int
-    stages: tuple[StageTemplate, ...]
-
-    @property
-    def template(self) -> Template:
-        """All copies."""
-        return Template((PipelineTemplate(self.stages),) * self.copies)
+    tp: Ints
+    width: Ints
+    depth: Ints
+    speed: Floats
+    """Micro-batches a second of the whole model if blocks were sand."""
+    room: Floats
+    """Part of the whole model that fits into the run."""
 
 
-class Proposer:
-    """Ranks templates over device types of one request."""
+class Enumeration:
+    """One template with widths, replicated."""
 
-    def __init__(self, request: Request, stage_tables: StageTables) -> None:
-        self.request = request
-        self.stage_tables = stage_tables
-        self.pools: dict[str, int] = {}
-        self.hardware: dict[str, Hardware] = {}
-        for device in request.cluster.devices:
-            kind = request.cluster.device_type(device)
-            self.pools[kind] = self.pools.get(kind, 0) + 1
-            here = stage_tables.hardware(device)
-            self.hardware[kind] = min(here, self.hardware.get(kind, here), key=lambda h: h.room_bytes)
-        self.pools = {
-            kind: n for kind, n in self.pools.items() if stage_tables.most_samples(self.hardware[kind])
-        }
-        self.max_depth = len(request.model.blocks)
-        sizes = request.model.bytes_per_parameter
-        parameters = request.tables.parameters(0, self.max_depth)
-        self.state_bytes: Bytes = parameters * (sizes.weight + sizes.gradient + sizes.optimizer)
-        self.sync_s = self._sync_seconds(parameters * sizes.gradient)
-
-    def best(self, pools: Mapping[str, int], most: int, share: float = 1.0) -> list[Proposal]:
-        """The ``most`` best proposals on some devices for a ``share`` of the global batch, best first."""
-        batch = max(1, round(self.request.global_batch * share))
-        found: list[_Sketch] = []
-        for size in self._sizes(batch):
-            for number in range(1, len(pools) + 1):
-                for types in combinations(sorted(pools), number):
-                    found += self._runs_of_types(types, pools, size, batch, most)
-            found += self._mixed(pools, size, batch, most)
-        return [Proposal(s, b, n, _stages(runs)) for s, b, n, runs in sorted(found)[:most]]
-
-    def with_leftover(self, proposal: Proposal, most: int) -> Iterator[Template]:
-        """The proposal, or fewer copies of it, beside the best pipelines on devices that it leaves idle."""
-        one = PipelineTemplate(proposal.stages).devices()
-        for copies in sorted(
-            {proposal.copies, proposal.copies - 1, (proposal.copies + 1) // 2} - {0}, reverse=True
-        ):
-            used = {kind: n * copies for kind, n in one.items()}
-            rest = leftover(self.pools, used)
-            if rest:
-                weight = 1 - self._speed(used) / self._speed(self.pools)
-                for other in self.best(rest, most, weight):
-                    yield Template((PipelineTemplate(proposal.stages),) * copies + other.template.pipelines)
-
-    def _speed(self, devices: Mapping[str, int]) -> float:
-        return sum(n / self._whole_seconds(kind, 1) for kind, n in devices.items())
-
-    def _sizes(self, batch: int) -> list[int]:
-        most = min(batch, self.request.max_micro_batch or batch)
-        sizes = [n for n in range(1, most + 1) if batch % n == 0 or n & (n - 1) == 0]
-        return sizes[:MOST_SIZES]
-
-    def _whole_seconds(self, kind: str, samples: int) -> Seconds:
-        """Seconds of the whole model for a share; ``inf`` where it was not measured."""
-        return self.stage_tables.whole_model_s(self.hardware[kind], samples)
-
-    def _sync_seconds(self, gradient_bytes: Bytes) -> Seconds:
-        """Reduction of all gradients by all devices of a node through its NIC; a stage has its part of it."""
-        network = self.request.cluster.network
-        widest = max(entry.gpus for entry in self.request.cluster.node)
-        return 2 * gradient_bytes * widest / (network.inter_GBps * 1e9)
-
-    def _runs_of_types(
-        self, types: tuple[str, ...], pools: Mapping[str, int], size: int, batch: int, most: int
-    ) -> Iterator[_Sketch]:
-        """Types in contiguous runs of stages, each run of equal widths, in every order of the types."""
-        shapes = [self._shapes(pools[kind], size) for kind in types]
-        speed = _outer(
-            np.add, [d / self._stage_seconds(k, w, size) for k, (d, w) in zip(types, shapes, strict=True)]
-        )
-        depth = _outer(np.add, [d for d, _ in shapes])
-        room = _outer(
-            np.add, [d * self.hardware[k].room_bytes for k, (d, _) in zip(types, shapes, strict=True)]
-        )
-        copies = _outer(np.minimum, [pools[k] // (d * w) for k, (d, w) in zip(types, shapes, strict=True)])
-        copies = np.minimum(copies, max(1, batch // size))
-        width = _outer(np.minimum, [w for _, w in shapes])
-        seconds = self._closed_form(speed, depth, copies, width, size, batch)
-        seconds[(depth > self.max_depth) | (room < self.state_bytes)] = np.inf
-        flat = seconds.ravel()
-        for at in np.argsort(flat, kind="stable")[:most]:
-            if not np.isfinite(flat[at]):
-                return
-            index = np.unravel_index(at, seconds.shape)
-            chosen = [(k, int(d[i]), int(w[i])) for k, (d, w), i in zip(types, shapes, index, strict=True)]
-            for order in permutations(chosen):
-                runs = tuple((((k, w),), d) for k, d, w in order)
-                yield float(flat[at]), size, int(copies[index]), runs
-
-    def _mixed(self, pools: Mapping[str, int], size: int, batch: int, most: int) -> Iterator[_Sketch]:
-        """Stages that all hold the same mix of two or more types, their shares in proportion to speed."""
-        types = sorted(pools)
-        found: list[_Sketch] = []
-        for mix in vectors_below(tuple(pools[kind] for kind in types)):
-            members = tuple((k, n) for k, n in zip(types, mix, strict=True) if n)
-            if len(members) < 2 or sum(mix) > size:
-                continue
-            pace = self._mixed_seconds(members, size)
-            once = min(pools[k] // n for k, n in members)
-            room = min(self.hardware[k].room_bytes for k, _ in members)
-            for depth in range(1, min(once, self.max_depth) + 1):
-                if depth * room >= self.state_bytes and pace < float("inf"):
-                    copies = min(once // depth, max(1, batch // size))
-                    seconds = (-(-batch // (copies * size)) + depth - 1) * pace / depth + self.sync_s / depth
-                    found.append((seconds, size, copies, ((members, depth),)))
-        yield from sorted(found)[:most]
-
-    def _mixed_seconds(self, members: _Members, size: int) -> Seconds:
-        """Seconds of the whole model on one such stage if shares could be any number."""
-        mean = max(1, size // sum(n for _, n in members))
-        speed = sum(n * mean / self._whole_seconds(k, mean) for k, n in members)
-        return size / speed if speed else float("inf")
-
-    def _shapes(self, count: int, size: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Every (stages, width) that ``count`` devices can form, the width at most the micro-batch."""
-        pairs = [
-            (d, w)
-            for d in range(1, min(count, self.max_depth) + 1)
-            for w in range(1, min(count // d, size) + 1)
-        ]
-        return np.array([d for d, _ in pairs]), np.array([w for _, w in pairs])
-
-    def _stage_seconds(self, kind: str, widths: NDArray[np.int64], size: int) -> NDArray[np.float64]:
-        return np.array([self._whole_seconds(kind, -(-size // int(w))) for w in widths])
-
-    def _closed_form(
-        self,
-        speed: NDArray[np.float64],
-        depth: NDArray[np.int64],
-        copies: NDArray[np.int64],
-        width: NDArray[np.int64],
-        size: int,
-        batch: int,
-    ) -> NDArray[np.float64]:
-        """(M + depth − 1) · stage time, and a stage's part of the reduction where there is one."""
-        with np.errstate(divide="ignore", invalid="ignore"):
-            counts = -(-batch // (np.maximum(copies, 1) * size))
-            seconds = np.asarray((counts + depth - 1) / speed, float)
-            seconds = seconds + np.where(copies * width > 1, self.sync_s / depth, 0.0)
-        return np.where((copies > 0) & np.isfinite(seconds), seconds, np.inf)
+    def templates(self, completion: Completion, most: int) -> Templates:
+        """The best by a closed form that deals blocks like sand, over all copies and micro-batches."""
+        found: list[tuple[Floats, Ints]] = []
+        for copies in _copy_counts(completion):
+            for size in _sizes(completion, copies):
+                found.append(_ranked(completion, copies, size))
+        seconds = np.concatenate([s for s, _ in found] or [np.empty(0)])
+        if not len(seconds):
+            return Templates.of([])
+        rows = np.concatenate([r for _, r in found])
+        kept = rows[np.argsort(seconds, kind="stable")]
+        orders = _orders(len(completion.supply.pools))
+        kept = kept[: max(1, most // len(orders))]
+        return Templates.joined([_templates(kept, order) for order in orders]).distinct()
 
 
-def _stages(runs: tuple[tuple[_Members, int], ...]) -> tuple[StageTemplate, ...]:
-    return tuple(stage for members, depth in runs for stage in (mixed_stage(dict(members)),) * depth)
+def _orders(pools: int) -> list[tuple[int, ...]]:
+    """Every order of up to three pools; of more, each rotation both ways round."""
+    if pools <= 3:
+        return list(permutations(range(pools)))
+    there = [tuple((k + i) % pools for i in range(pools)) for k in range(pools)]
+    return list(dict.fromkeys(order for row in there for order in (row, row[::-1])))
 
 
-def _outer(combine: np.ufunc, rows: list[NDArray[Any]]) -> NDArray[Any]:
+def _copy_counts(completion: Completion) -> list[int]:
+    """All up to 8, then steps of a quarter of a power of two."""
+    most = min(completion.supply.num_devices, completion.request.global_batch)
+    steps = [base * k // 4 for base in (8 << i for i in range(20)) for k in (4, 5, 6, 7)]
+    return [n for n in (*range(1, 8), *steps) if n <= most]
+
+
+def _sizes(completion: Completion, copies: int) -> list[int]:
+    """Micro-batches: powers of two and three times those, within what the copies can take."""
+    request = completion.request
+    most = min(request.global_batch // copies, request.max_micro_batch or request.global_batch)
+    return [n for n in sorted({k << i for k in (1, 3) for i in range(12)}) if n <= most]
+
+
+def _ranked(completion: Completion, copies: int, size: int) -> tuple[Floats, Ints]:
+    """Seconds, and ``[K, pools × 3 + 2]``: TP degree, width, depth by pool, then copies, micro-batch."""
+    pools = completion.supply.pools
+    each = max(3, int(MOST_COMBINATIONS ** (1 / len(pools))))
+    runs = [_runs_of(completion, p, copies, size, each) for p in range(len(pools))]
+    speed = _outer(np.add, [r.speed for r in runs])
+    depth = _outer(np.add, [r.depth for r in runs])
+    room = _outer(np.add, [r.room for r in runs])
+    length = completion.rows.num_blocks
+    good = (speed > 0) & (depth <= length) & (room >= 1)
+    if not good.any():
+        return np.empty(0), np.empty((0, 3 * len(pools) + 2), np.int64)
+    with np.errstate(divide="ignore"):
+        pace = np.where(good, (1 + GRANULARITY * depth / length) / speed, np.inf)
+    count = -(-completion.request.global_batch // (copies * size))
+    seconds = np.maximum(1, count - 1 + depth) * pace + _sync(completion, runs, speed, copies, good)
+    flat = seconds.ravel()
+    best = np.argpartition(flat, min(KEPT_EACH, len(flat) - 1))[:KEPT_EACH]
+    best = best[np.isfinite(flat[best])]
+    index = np.unravel_index(best, seconds.shape)
+    parts = [np.stack([r.tp[i], r.width[i], r.depth[i]], axis=1) for r, i in zip(runs, index, strict=True)]
+    tail = np.broadcast_to(np.array([copies, size]), (len(best), 2))
+    return flat[best], np.concatenate([*parts, tail], axis=1)
+
+
+def _sync(
+    completion: Completion, runs: Sequence[_Runs], speed: Floats, copies: int, good: NDArray[np.bool_]
+) -> Floats:
+    """The reduction of the heaviest stage, its NIC to itself."""
+    request = completion.request
+    gradients = (
+        request.tables.parameters(0, completion.rows.num_blocks) * request.model.bytes_per_parameter.gradient
+    )
+    rows = []
+    for p, r in enumerate(runs):
+        members = np.maximum(1, copies * r.width)
+        inside = members * r.tp <= completion.supply.pools[p].node_size
+        each = completion.network.rings(np.full_like(members, p), members, inside, r.tp)
+        part = np.where(r.depth > 0, r.speed / np.maximum(1, r.depth), 0.0)
+        rows.append(np.where(r.depth > 0, each * gradients * part / r.tp, 0.0))
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return np.where(good, _outer(np.maximum, rows) / speed, np.inf)
+
+
+def _runs_of(completion: Completion, pool: int, copies: int, size: int, most: int) -> _Runs:
+    """Not at all, and the ``most - 1`` fastest, of every TP degree some."""
+    ways = list(_ways(completion, pool, copies, size))
+    tp, width, depth = (np.array([1, *(way[i] for way in ways)], np.int64) for i in (0, 1, 2))
+    depth[0] = width[0] = 0
+    share = -(-size // np.maximum(width, 1))
+    row = completion.rows.of(np.full_like(tp, pool), tp, share, width)
+    whole, room = _whole(completion, row)
+    speed = np.where(row >= 0, depth / whole, 0.0)
+    room = np.where(row >= 0, depth * room, 0.0)
+    good = np.nonzero((speed > 0) & (room > 0))[0]
+    by_speed = good[np.argsort(-speed[good], kind="stable")]
+    some = [by_speed[tp[by_speed] == t][:2] for t in np.unique(tp[by_speed])]
+    kept = list(dict.fromkeys([*(int(i) for part in some for i in part), *(int(i) for i in by_speed)]))
+    index = np.array([0, *kept[: most - 1]], np.int64)
+    return _Runs(tp[index], width[index], depth[index], speed[index], room[index])
+
+
+def _ways(completion: Completion, pool: int, copies: int, size: int) -> Iterator[tuple[int, int, int]]:
+    """(TP degree, width, depth): every share once, at its least width, as deep as devices and blocks go."""
+    supply = completion.supply.pools[pool]
+    for tp in supply.degrees:
+        places = supply.groups(tp) // copies
+        widths = dict.fromkeys(-(-size // -(-size // w)) for w in range(1, min(places, size) + 1))
+        for width in widths:
+            deepest = min(places // width, completion.rows.num_blocks)
+            for depth in dict.fromkeys((deepest, deepest // 2, deepest // 4)):
+                if depth:
+                    yield tp, width, depth
+
+
+def _whole(completion: Completion, row: Ints) -> tuple[Floats, Floats]:
+    """Seconds of the whole model on each row, and the part of it that one stage there holds at the most."""
+    forward, backward = completion.rows.seconds
+    at = np.maximum(row, 0)
+    whole = forward[at, -1] + backward[at, -1]
+    parts = np.array([_part(completion, int(r)) if r >= 0 else 0.0 for r in row])
+    return whole, parts
+
+
+def _part(completion: Completion, row: int) -> float:
+    """The longest run of blocks that fits with one micro-batch in flight, as a part of all blocks."""
+    plain, again = completion.rows.reach(row, 1)
+    starts = np.arange(len(plain))
+    return float((np.maximum(plain, again) - starts).max() / completion.rows.num_blocks)
+
+
+def _templates(rows: Ints, order: Sequence[int]) -> Templates:
+    """Runs in an order of the pools, as stages."""
+    runs = np.stack([rows[:, 3 * p : 3 * p + 3] for p in order], axis=1)
+    ends = np.cumsum(runs[:, :, 2], axis=1)
+    stage = np.arange(int(ends[:, -1].max(initial=1)))
+    run = np.minimum((ends[:, None, :] <= stage[:, None]).sum(axis=2), len(order) - 1)
+    there = stage < ends[:, -1:]
+    pool = np.asarray(order, np.int64)[run]
+    tp, width = (np.take_along_axis(runs[:, :, i], run, axis=1) for i in (0, 1))
+    return Templates(
+        np.where(there, pool, 0),
+        np.where(there, tp, 1),
+        np.where(there, width, 0),
+        rows[:, -2].copy(),
+        rows[:, -1].copy(),
+    )
+
+
+def _outer(combine: np.ufunc, rows: Sequence[NDArray[Any]]) -> NDArray[Any]:
     """``combine`` over every choice of one element of each row."""
     found = rows[0]
     for row in rows[1:]:

@@ -7,11 +7,11 @@ from itertools import permutations
 from msgspec.structs import replace
 
 from arachne_runtime.plan.plan import Pipeline, Plan, Replica, Stage
-from arachne_runtime.units import Seconds
 
 from .complete import Completer
 from .judge import Judge
 from .place import PipelineSeats, Placement, StageSeats
+from .score import Score
 
 LEAST_GAIN = 1e-9
 """Relative gain below which two plans count as equally fast."""
@@ -20,7 +20,9 @@ LEAST_GAIN = 1e-9
 class Refiner:
     """Climbs from a plan to a better one until no move helps or the judge's budget ends."""
 
-    def __init__(self, judge: Judge, completer: Completer, seed: int) -> None:
+    def __init__(self, judge: Judge, completer: Completer, seed: int, *, structural: bool = True) -> None:
+        self.structural = structural
+        """Whether devices move; else only numbers change."""
         self.judge = judge
         self.completer = completer
         self.random = random.Random(seed)
@@ -36,18 +38,20 @@ class Refiner:
             plan, best = better
         return plan
 
-    def _better(self, plan: Plan, best: Seconds, end: int) -> tuple[Plan, Seconds] | None:
+    def _better(self, plan: Plan, best: Score, end: int) -> tuple[Plan, Score] | None:
         for neighbour in self.neighbours(plan):
             if self.judge.evaluations >= end:
                 return None
-            seconds = self.judge.price(neighbour)
-            if seconds < best * (1 - LEAST_GAIN):
-                return neighbour, seconds
+            score = self.judge.price(neighbour)
+            if (score.excess, score.value) < (best.excess, best.value * (1 - LEAST_GAIN)):
+                return neighbour, score
         return None
 
     def neighbours(self, plan: Plan) -> Iterator[Plan]:
         """Every plan that one move makes, cheap moves first, structural ones in a seeded order."""
         yield from number_moves(plan)
+        if not self.structural:
+            return
         sizes = list(self._size_moves(plan))
         yield from sizes
         placements = list(placement_moves(plan, self.completer.request.cluster.devices))

@@ -3,7 +3,7 @@
 From the price's own figures (``planner.cost``), so that a bound made of them is a bound of the price.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import reduce
 
@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 from arachne_runtime.plan.cluster import node_of
 from arachne_runtime.units import Bytes, Seconds
 
-from ..cost.memory import stage_memory
 from ..request import Request
 from .cut import Table
+from .held import most_held
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -54,7 +54,6 @@ class StageTables:
         self._times: dict[tuple[Hardware, int, int, bool], Table] = {}
         self._floors: dict[tuple[Hardware, int, int, int, bool], Table] = {}
         self._stages: dict[tuple[Mix, int, int], Table] = {}
-        self._signatures = _signatures(request)
         self._upper = np.triu(np.ones((self.num_blocks + 1, self.num_blocks + 1), bool), 1)
 
     def hardware(self, device: str, tp: int = 1) -> Hardware:
@@ -98,8 +97,13 @@ class StageTables:
         key = hardware, samples, recompute
         found = self._held.get(key)
         if found is None:
-            found = self._held[key] = self._fill(
-                lambda i, j: self._most_held(hardware, samples, recompute, i, j)
+            found = self._held[key] = most_held(
+                self.request.tables,
+                device=hardware.device,
+                tp=hardware.tp,
+                samples=samples,
+                room_bytes=hardware.room_bytes,
+                recompute=recompute,
             )
         return found
 
@@ -177,54 +181,7 @@ class StageTables:
         sums = np.asarray(prefix, float)
         return np.where(self._upper, sums[None, :] - sums[:, None], np.inf)
 
-    def _fill(self, value: Callable[[int, int], int]) -> NDArray[np.int64]:
-        """A table of one value for each run, worked out once for runs of equal blocks."""
-        table = np.zeros((self.num_blocks + 1, self.num_blocks + 1), np.int64)
-        known: dict[object, int] = {}
-        for i in range(self.num_blocks):
-            for j in range(i + 1, self.num_blocks + 1):
-                signature = self._signatures[i : j + 1], i == 0
-                if signature not in known:
-                    known[signature] = value(i, j)
-                table[i, j] = known[signature]
-        return table
-
-    def _most_held(self, hardware: Hardware, samples: int, recompute: bool, start: int, stop: int) -> int:
-        def total(held: int) -> Bytes:
-            return stage_memory(
-                self.request.tables,
-                start=start,
-                stop=stop,
-                device=hardware.device,
-                tp=hardware.tp,
-                samples=samples,
-                held=held,
-                recompute=recompute,
-            ).total
-
-        low, high = 0, self.request.global_batch
-        while low < high:
-            middle = min((low + high + 1) // 2, 4 * low + 1)
-            if total(middle) <= hardware.room_bytes:
-                low = middle
-            else:
-                high = middle - 1
-        return low
-
 
 def _least(tables: Iterable[Table]) -> Table:
     """Element-wise minimum."""
     return reduce(np.minimum, tables)
-
-
-def _signatures(request: Request) -> tuple[int, ...]:
-    """A number for each boundary 0..L such that runs with equal numbers cost the same.
-
-    The number of a boundary says what stands behind and before it; tied blocks are unlike all others.
-    """
-    blocks = request.model.blocks
-    owners = {block.tied_to for block in blocks}
-    keys = [(i if block.tied_to is not None or i in owners else -1, block) for i, block in enumerate(blocks)]
-    sides = [(keys[i - 1] if i else None, keys[i] if i < len(keys) else None) for i in range(len(keys) + 1)]
-    numbers: dict[object, int] = {}
-    return tuple(numbers.setdefault(side, len(numbers)) for side in sides)

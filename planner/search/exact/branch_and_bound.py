@@ -17,7 +17,7 @@ from ...cost.memory import in_flight
 from ...cost.sync import commit_seconds, reductions_of
 from ...request import Request
 from ..counts import Counts, packings
-from ..pack import pack_samples
+from ..deal import pack_samples
 from .columns import Column, Columns, Shape
 from .pools import Pools
 

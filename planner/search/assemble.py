@@ -1,0 +1,122 @@
+"""From columns to plans: counts of micro-batches that make the global batch exactly, shares, devices."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from arachne_runtime.plan.plan import Pipeline, Plan, Replica, Stage
+from arachne_runtime.plan.shares import largest_remainder
+
+from ..cost import in_flight
+from .batch import StagePlan, pipeline_of
+from .columns import Columns, Completion
+from .place import PipelineSeats, place
+from .template import Template
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Alike pipelines of a plan, and what each takes: (micro-batches, micro-batch)."""
+
+    stages: tuple[StagePlan, ...]
+    bounds: tuple[int, ...]
+    again: tuple[bool, ...]
+    takes: tuple[tuple[int, int], ...]
+
+
+def part_of(columns: Columns, k: int, takes: Sequence[tuple[int, int]]) -> Part:
+    """Column ``k`` for so many pipelines as there are ``takes``."""
+    stages = columns.templates.stages(k)
+    depth = len(stages)
+    return Part(
+        stages,
+        tuple(int(x) for x in columns.bounds[k, : depth + 1]),
+        tuple(bool(x) for x in columns.again[k, :depth]),
+        tuple(takes),
+    )
+
+
+def alike(columns: Columns, k: int, global_batch: int) -> Part | None:
+    """All copies of column ``k``, which share the whole global batch evenly."""
+    takes = even_takes(
+        int(columns.templates.copies[k]),
+        int(columns.templates.micro_batch[k]),
+        global_batch,
+        int(columns.templates.width[k].max()),
+    )
+    return part_of(columns, k, takes) if takes else None
+
+
+def even_takes(copies: int, size: int, samples: int, least: int) -> list[tuple[int, int]] | None:
+    """(Micro-batches, micro-batch) of each pipeline, ``samples`` together, as even as they go.
+
+    Where the size does not divide the samples, one pipeline has another size, at least ``least``: that of
+    a count near the others whose size is largest. None where there is none.
+    """
+    count, rest = divmod(samples, size)
+    if rest == 0:
+        return [(n, size) for n in largest_remainder(count, [1] * copies)] if count >= copies else None
+    found = max(_odd_takes(copies, size, count, rest, least), default=None)
+    if found is None:
+        return None
+    _, _, full, odd = found
+    others = [(n, size) for n in largest_remainder(count - full, [1] * (copies - 1))] if copies > 1 else []
+    return [*others, odd]
+
+
+def _odd_takes(
+    copies: int, size: int, count: int, rest: int, least: int
+) -> Iterator[tuple[int, int, int, tuple[int, int]]]:
+    """(Its size, closeness to even, full micro-batches that it replaces, what it takes) of the odd one."""
+    fair = count // copies
+    choices = [count] if copies == 1 else range(max(0, fair - 2), min(count - copies + 1, fair + 2) + 1)
+    for full in choices:
+        samples = full * size + rest
+        divisors = [b for b in range(least, size + 1) if samples % b == 0]
+        if divisors:
+            yield divisors[-1], -abs(full - fair), full, (samples // divisors[-1], divisors[-1])
+
+
+def plan_of(completion: Completion, parts: Sequence[Part], *, by_stage: bool) -> Plan | None:
+    """The parts on devices; None where the nodes cannot hold them or a stage does not fit."""
+    template = Template(tuple(pipeline_of(part.stages) for part in parts for _ in part.takes))
+    placement = place(template, completion.supply, by_stage=by_stage)
+    if placement is None:
+        return None
+    takes = [(part, take) for part in parts for take in part.takes]
+    pipelines = []
+    for seats, (part, take) in zip(placement.pipelines, takes, strict=True):
+        pipeline = _pipeline(completion, part, take, seats)
+        if pipeline is None:
+            return None
+        pipelines.append(pipeline)
+    request = completion.request
+    return Plan(
+        model=request.model.name,
+        global_batch=request.global_batch,
+        sequence=request.model.sequence,
+        schedule=completion.kind,
+        pipelines=tuple(pipelines),
+    )
+
+
+def _pipeline(
+    completion: Completion, part: Part, take: tuple[int, int], seats: PipelineSeats
+) -> Pipeline | None:
+    count, size = take
+    stages = []
+    for s, (stage, seated) in enumerate(zip(part.stages, seats, strict=True)):
+        held = in_flight(completion.kind, s, len(part.stages), count)
+        start, stop = part.bounds[s], part.bounds[s + 1]
+        option = completion.rows.option(stage, size, start, stop, held)
+        if option is None:
+            return None
+        shares = largest_remainder(size, [1] * len(seated))
+        stages.append(
+            Stage(
+                layers=(start, stop),
+                recompute=option.recompute,
+                zero=option.zero,
+                replicas=tuple(Replica(devices=d, share=n) for d, n in zip(seated, shares, strict=True)),
+            )
+        )
+    return Pipeline(micro_batches=count, micro_batch=size, stages=tuple(stages))

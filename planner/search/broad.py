@@ -1,0 +1,176 @@
+"""The search over templates, for clusters of any size: propose, complete, price the best, climb, pack."""
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from arachne_runtime.plan.plan import Plan, ScheduleKind
+
+from ..request import Objective, Request
+from .assemble import Part, alike, part_of, plan_of
+from .batch import Templates
+from .columns import Columns, Completion
+from .judge import Judge
+from .moves import Line, lines_of, neighbours
+from .pack import pack
+from .propose import Source
+from .score import longest_iteration_s
+from .supply import Supply, use_of
+
+Ints = NDArray[np.int64]
+
+MOST_TEMPLATES = 3000
+"""Templates completed at the start: some 0.15 s of one core at 128 devices."""
+
+PRICED_FIRST, PRICED_EACH = 8, 3
+"""Best columns that are priced at the start, and after each round of moves."""
+
+BEAM = 8
+"""Columns whose neighbours are completed in a round."""
+
+MOST_ROUNDS = 40
+NEAR = 1.02
+"""A column whose closed form is above the best one by more is not priced: the form errs by 1 % usually."""
+
+
+class Broad:
+    """Templates of one request under one schedule, with the judge that prices their plans."""
+
+    def __init__(self, judge: Judge, supply: Supply, kind: ScheduleKind, sources: Sequence[Source]) -> None:
+        self.judge = judge
+        self.request: Request = judge.request
+        self.supply = supply
+        self.sources = sources
+        self.completion = Completion(self.request, supply, kind)
+        self.columns: Columns | None = None
+        self._seen: set[Line] = set()
+        self._priced: set[Line] = set()
+
+    def run(self) -> None:
+        """All steps; SearchOverError once the budget is spent."""
+        self.start()
+        self.climb()
+        self.pack()
+
+    def start(self) -> None:
+        """Complete what the sources propose, price the best."""
+        for source in self.sources:
+            self._add(source.templates(self.completion, MOST_TEMPLATES))
+        self._price_best(PRICED_FIRST)
+
+    def climb(self) -> None:
+        """Moves from the best columns until none of them gets better."""
+        for _ in range(MOST_ROUNDS):
+            if self.columns is None:
+                return
+            before = self._key(self._order()[0])
+            lines = [
+                line
+                for k in self._order()[:BEAM]
+                for line in neighbours(self._line(k), self.supply.degrees, len(self.supply.pools))
+            ]
+            if not self._add(self._possible(lines)):
+                return
+            self._price_best(PRICED_EACH)
+            if self._key(self._order()[0]) >= before * (1 - 1e-6):
+                return
+
+    def pack(self) -> None:
+        """Mixtures of unlike pipelines, where devices are left over or pools differ."""
+        if self.columns is None or self.request.objective is Objective.COST:
+            return
+        order = self._order()[:MOST_TEMPLATES]
+        best_s = float(self.columns.seconds[order[0]])
+        single, packings = pack(self.completion, self.columns.take(order), best_s)
+        for packing in packings[:PRICED_EACH]:
+            parts = [part_of(single, k, takes) for k, takes in packing.columns]
+            for by_stage in (False, True):
+                self._price(plan_of(self.completion, parts, by_stage=by_stage))
+
+    def plans(self, parts: Sequence[Part], first_by_stage: bool) -> Iterator[Plan]:
+        """The parts on devices in both ways, the likelier one first."""
+        for by_stage in (first_by_stage, not first_by_stage):
+            plan = plan_of(self.completion, parts, by_stage=by_stage)
+            if plan is not None:
+                yield plan
+
+    def _price(self, plan: Plan | None) -> None:
+        if plan is not None:
+            self.judge.price(plan)
+
+    def _add(self, templates: Templates) -> int:
+        """Complete them; how many fit."""
+        self.judge.check()
+        found = self.completion.columns(templates)
+        if found is None:
+            return 0
+        if len(found):
+            self.columns = found if self.columns is None else Columns.joined([self.columns, found])
+            best = self._order()[:MOST_TEMPLATES]
+            if len(best) < len(self.columns):
+                self.columns = self.columns.take(np.sort(best))
+        return len(found)
+
+    def _possible(self, lines: Sequence[Line]) -> Templates:
+        """New ones that the devices hold and the global batch fills."""
+        request = self.request
+        most = min(request.global_batch, request.max_micro_batch or request.global_batch)
+        fresh = []
+        for line in lines:
+            stages, copies, size = line
+            if line not in self._seen and stages and copies >= 1 and 1 <= size <= most:
+                self._seen.add(line)
+                if copies * size <= request.global_batch and max(w for _, _, w in stages) <= size:
+                    fresh.append(line)
+        templates = Templates.of(fresh)
+        limits = self.supply.limits
+        use = use_of(limits, templates.pool, templates.tp, templates.width) * templates.copies[:, None]
+        places = np.array([limit.places for limit in limits])
+        good = (use <= places).all(axis=1) & (templates.depth <= self.completion.rows.num_blocks)
+        return templates.take(good)
+
+    def _order(self) -> Ints:
+        """Columns by the request's objective, best first."""
+        assert self.columns is not None
+        return np.argsort(self._values(), kind="stable")
+
+    def _values(self) -> NDArray[np.float64]:
+        """The objective of each column; those that miss a limit far behind."""
+        columns, request = self.columns, self.request
+        assert columns is not None
+        seconds, hourly = columns.seconds, columns.price_per_hour
+        value = seconds * hourly if request.objective is Objective.COST else seconds
+        far = 1e6 * float(value.max(initial=1.0))
+        if request.max_price_per_hour is not None:
+            value = value + far * np.maximum(0.0, hourly / request.max_price_per_hour - 1)
+        longest = longest_iteration_s(request)
+        if longest is not None:
+            value = value + far * np.maximum(0.0, seconds / longest - 1)
+        return value
+
+    def _key(self, k: int) -> float:
+        return float(self._values()[k])
+
+    def _line(self, k: int) -> Line:
+        assert self.columns is not None
+        return lines_of(self.columns.templates.take(np.array([k])))[0]
+
+    def _price_best(self, number: int) -> None:
+        """Price the best columns that were not priced yet."""
+        if self.columns is None:
+            return
+        values, order = self._values(), self._order()
+        left = number
+        for k in order[: 4 * number]:
+            if left == 0 or values[k] > NEAR * values[order[0]]:
+                return
+            line = self._line(k)
+            if line in self._priced:
+                continue
+            self._priced.add(line)
+            part = alike(self.columns, int(k), self.request.global_batch)
+            if part is not None:
+                left -= 1
+                plan = next(self.plans([part], bool(self.columns.by_stage[k])), None)
+                self._price(plan)

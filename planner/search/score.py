@@ -1,0 +1,72 @@
+"""Which of two plans is better: one number under the request's objective, and how far it misses a limit."""
+
+from dataclasses import dataclass
+
+from arachne_runtime.plan.plan import Plan
+from arachne_runtime.units import Seconds, format_seconds, significant
+
+from ..cost import Estimate
+from ..request import Objective, Request
+from .migrate import change_factor
+from .money import HOUR_S, price_per_hour
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Score:
+    """Less is better; first the limits, then the objective."""
+
+    excess: float
+    """Part by which the price limit or the deadline is exceeded; 0 where both are kept."""
+    value: float
+    """Seconds of an iteration, or money for a sample; longer where a change from the running plan costs."""
+
+
+WORST = Score(float("inf"), float("inf"))
+"""Of a plan that does not fit."""
+
+
+def score_of(plan: Plan, estimate: Estimate, request: Request) -> Score:
+    """The score of a priced plan."""
+    factor = change_factor(plan, request)
+    value = estimate.iteration_s * factor
+    hourly = price_per_hour(plan, estimate.iteration_s, request) if request.counts_money else 0.0
+    if request.objective is Objective.COST:
+        value *= hourly / HOUR_S / request.global_batch
+    return Score(_excess(estimate.iteration_s, hourly, request), value)
+
+
+def _excess(iteration_s: Seconds, hourly: float, request: Request) -> float:
+    over = 0.0
+    if request.max_price_per_hour is not None:
+        over = max(over, hourly / request.max_price_per_hour - 1)
+    if (longest := longest_iteration_s(request)) is not None:
+        over = max(over, iteration_s / longest - 1)
+    return over
+
+
+def longest_iteration_s(request: Request) -> Seconds | None:
+    """The longest iteration that keeps the deadline; None without one."""
+    if request.deadline_s is None or request.deadline_samples is None:
+        return None
+    return request.deadline_s * request.global_batch / request.deadline_samples
+
+
+def missed(plan: Plan, estimate: Estimate, request: Request) -> str:
+    """Why a plan that fits is no answer, and the smallest change of the limits that would make it one."""
+    seconds = estimate.iteration_s
+    parts = []
+    hourly = price_per_hour(plan, seconds, request)
+    if request.max_price_per_hour is not None and hourly > request.max_price_per_hour:
+        parts.append(
+            f"the price limit of {request.max_price_per_hour:g} an hour: the nearest plan costs "
+            f"{significant(hourly, 4)}, so allow that much"
+        )
+    longest = longest_iteration_s(request)
+    if longest is not None and seconds > longest:
+        assert request.deadline_samples is not None
+        needed = seconds * request.deadline_samples / request.global_batch
+        parts.append(
+            f"the deadline of {format_seconds(request.deadline_s or 0.0)} for {request.deadline_samples} "
+            f"samples: the nearest plan needs {format_seconds(needed)}, so allow that long"
+        )
+    return f"no plan for {request.model.name} was found that keeps " + "; nor ".join(parts)
