@@ -159,6 +159,7 @@ PROFILE: dict[str, Any] = {
         },
         {"between": ["A100-40", "A100-40"], "scope": "intra", "points": [{"bytes": 1000, "seconds": 1e-5}]},
     ],
+    "steps": [{"device": "A100-40", "step_s": 0.002}, {"device": "V100-16", "step_s": 0.003}],
     "step_s": 0.001,
 }
 

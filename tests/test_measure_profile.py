@@ -18,6 +18,7 @@ from arachne_runtime.plan.profile import (
     LinkPoint,
     LinkScope,
     LinkTiming,
+    StepTiming,
     UpdateTiming,
 )
 from arachne_runtime.plan.rules import check_profile
@@ -85,6 +86,7 @@ def test_profile_of_a_tiny_model_on_two_ranks(tmp_path):
     assert profile.model == model.name == "tiny"
     assert profile.samples_range("layer", "cpu", 1) == (1, 1)
     assert profile.update("head", "cpu", 1) > 0
+    assert 0 < profile.step("cpu") < 1
     assert [(x.between, x.scope) for x in profile.links] == [(("cpu", "cpu"), LinkScope.INTRA)]
     assert Request(cluster=cluster, model=model, profile=profile, global_batch=4).tables.not_measured == ()
 
@@ -175,7 +177,7 @@ def test_a_cluster_is_written_as_a_person_would():
     )
 
 
-def result(device, forward_s, *, update_s=1.0, kept=8):
+def result(device, forward_s, *, update_s=1.0, kept=8, step_s=0.5):
     timing = BlockTiming(
         kind="layer", device=device, samples=1, forward_s=forward_s, backward_s=2.0, activation_bytes=kept
     )
@@ -185,19 +187,30 @@ def result(device, forward_s, *, update_s=1.0, kept=8):
     update = UpdateTiming(kind="layer", device=device, update_s=update_s)
     model = replace(MODEL, blocks=(replace(MODEL.blocks[0], activation_bytes=kept),))
     return RankResult(
-        device=device, model=model, timings=(timing,), updates=(update,), links=(link,), seconds=1.0
+        device=device,
+        model=model,
+        timings=(timing,),
+        updates=(update,),
+        step=StepTiming(device=device, step_s=step_s),
+        links=(link,),
+        seconds=1.0,
     )
 
 
 def test_devices_of_a_type_are_averaged():
     merged = merge(
-        [result("x", 1.0, update_s=1.0), result("y", 9.0), result("x", 1.1, update_s=1.02, kept=12)]
+        [
+            result("x", 1.0, update_s=1.0, step_s=0.2),
+            result("y", 9.0),
+            result("x", 1.1, update_s=1.02, kept=12, step_s=0.4),
+        ]
     )
     assert check_profile(merged.profile) == ()
     assert merged.profile.block("layer", "x", 1, 1).forward_s == pytest.approx(1.05)
     assert merged.profile.block("layer", "x", 1, 1).activation_bytes == 12
     assert merged.profile.block("layer", "y", 1, 1).forward_s == 9.0
     assert merged.profile.update("layer", "x", 1) == pytest.approx(1.01)
+    assert [merged.profile.step(device) for device in "xyz"] == [pytest.approx(0.3), 0.5, 0.0]
     assert merged.model.blocks[0].activation_bytes == 12
     assert merged.notes == ()
 
@@ -218,8 +231,10 @@ def test_a_second_node_extends_the_profile(tmp_path):
     assert check_profile(both) == ()
     assert [both.block("layer", d, 1, 1).forward_s for d in "xy"] == [1.0, 3.0]
     assert [x.between for x in both.links] == [("x", "x"), ("y", "y")]
-    again = extend(merge([result("x", 5.0)]), tmp_path).profile
+    assert [both.step(device) for device in "xy"] == [0.5, 0.5]
+    again = extend(merge([result("x", 5.0, step_s=0.7)]), tmp_path).profile
     assert again.block("layer", "x", 1, 1).forward_s == 5.0
+    assert again.step("x") == 0.7
     assert len(again.links) == 1
 
 

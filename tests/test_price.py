@@ -1,12 +1,13 @@
 """The price of a plan, against timelines worked out by hand."""
 
+import msgspec
 import pytest
 
 from arachne_runtime.errors import InvalidFileError, NotMeasuredError, UnsupportedPlanError, UsageError
 from arachne_runtime.plan.cluster import Cluster, Network, NodeEntry
 from arachne_runtime.plan.model import BlockSpec, ModelSpec, ParameterBytes
 from arachne_runtime.plan.plan import Pipeline, Plan, Replica, ScheduleKind, Stage
-from arachne_runtime.plan.profile import BlockTiming, Profile, UpdateTiming
+from arachne_runtime.plan.profile import BlockTiming, Profile, StepTiming, UpdateTiming
 from planner.cost import Estimate, Infeasible, price, with_prediction
 from planner.request import Request
 
@@ -109,6 +110,18 @@ def test_a_hop_between_gpus_delays_the_next_stage_and_keeps_both_ends_from_compu
     found = price(plan((2, stage((0, 1), ("a:0", 1)), stage((1, 2), ("b:0", 1)))), ask)
     assert ends(found, "b:0") == {"1F0": 2.5, "1B0": 4.5, "1F1": 6.5, "1B1": 8.5, "update": 11}
     assert ends(found, "a:0") == {"0F0": 1, "0F1": 2.5, "0B0": 7, "0B1": 11, "update": 11}
+
+
+def test_a_step_pays_the_fixed_cost_of_the_slowest_type_that_takes_part():
+    steps = (StepTiming(device=FAST, step_s=0.25), StepTiming(device=SLOW, step_s=0.5))
+    measured = msgspec.structs.replace(profile(), steps=steps, step_s=0.125)
+    asked = request([("a", FAST, 1), ("b", SLOW, 1)], model(2), measured)
+    bare = request([("a", FAST, 1), ("b", SLOW, 1)], model(2))
+    alone = plan([4, stage((0, 2), ("a:0", 1))])
+    both = plan([4, stage((0, 1), ("a:0", 1)), stage((1, 2), ("b:0", 1))])
+    for asked_for, fixed_s in ((alone, 0.375), (both, 0.625)):
+        with_s, without_s = (price(asked_for, r).iteration_s for r in (asked, bare))
+        assert with_s - without_s == pytest.approx(fixed_s)
 
 
 def test_the_slowest_replica_of_a_stage_sets_its_pace():

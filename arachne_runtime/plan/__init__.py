@@ -13,6 +13,7 @@ from .profile import (
     LinkTiming,
     Profile,
     Source,
+    StepTiming,
     TpCommunication,
     UpdateTiming,
 )
@@ -50,6 +51,7 @@ __all__ = [
     "ScheduleKind",
     "Source",
     "Stage",
+    "StepTiming",
     "TpCommunication",
     "UpdateTiming",
     "Work",

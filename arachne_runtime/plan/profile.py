@@ -68,6 +68,15 @@ class UpdateTiming(Document, frozen=True, kw_only=True):
     source: Source = Source.MEASURED
 
 
+class StepTiming(Document, frozen=True, kw_only=True):
+    """What a step costs a device of one type beside its blocks, their update and the messages."""
+
+    device: str
+    step_s: Seconds
+    """Reading rows, the engine's bookkeeping, the commit word."""
+    source: Source = Source.MEASURED
+
+
 class LinkPoint(Document, frozen=True, kw_only=True):
     """One message size."""
 
@@ -111,8 +120,9 @@ class Profile(Document, frozen=True, kw_only=True, dict=True):
     timings: tuple[BlockTiming, ...]
     updates: tuple[UpdateTiming, ...] = ()
     links: tuple[LinkTiming, ...] = ()
+    steps: tuple[StepTiming, ...] = ()
     step_s: Seconds = 0.0
-    """Fixed seconds of a step on any device that belong to no block: reading the batch, bookkeeping."""
+    """Fixed seconds of a step on any device, beside those of ``steps``."""
 
     @cached_property
     def _blocks(self) -> dict[tuple[str, str, int], tuple[BlockTiming, ...]]:
@@ -124,6 +134,10 @@ class Profile(Document, frozen=True, kw_only=True, dict=True):
     @cached_property
     def _updates(self) -> dict[tuple[str, str, int], UpdateTiming]:
         return {(u.kind, u.device, u.tp): u for u in self.updates}
+
+    @cached_property
+    def _steps(self) -> dict[str, Seconds]:
+        return {timing.device: timing.step_s for timing in self.steps}
 
     def samples_range(self, kind: str, device: str, tp: int) -> tuple[int, int] | None:
         """Smallest and largest number of samples measured, or None where nothing was."""
@@ -154,6 +168,10 @@ class Profile(Document, frozen=True, kw_only=True, dict=True):
         """Seconds of the optimizer step of one block, or None where it was not measured."""
         row = self._updates.get((kind, device, tp))
         return row.update_s if row else None
+
+    def step(self, device: str) -> Seconds:
+        """What a step costs a device of that type beside its blocks; 0 where nobody has measured it."""
+        return self._steps.get(device, 0.0)
 
     def estimated(self, devices: Iterable[str]) -> tuple[str, ...]:
         """What of the seconds on some device types was not measured there, a sentence each; links too."""

@@ -3,7 +3,7 @@
 from arachne_runtime.plan.cluster import Cluster
 from arachne_runtime.plan.document import Document
 from arachne_runtime.plan.model import ModelSpec
-from arachne_runtime.plan.profile import BlockTiming, LinkTiming, UpdateTiming
+from arachne_runtime.plan.profile import BlockTiming, LinkTiming, StepTiming, UpdateTiming
 from arachne_runtime.units import Seconds
 
 
@@ -30,6 +30,7 @@ class RankResult(Document, frozen=True, kw_only=True):
     model: ModelSpec
     timings: tuple[BlockTiming, ...]
     updates: tuple[UpdateTiming, ...]
+    step: StepTiming
     links: tuple[LinkTiming, ...]
     """The same on every rank."""
     seconds: Seconds

@@ -37,6 +37,7 @@ def merge(results: Sequence[RankResult]) -> Merged:
     updates = [update for result in results for update in result.updates]
     blocks = _grouped(timings, lambda t: (t.kind, t.device, t.samples))
     steps = _grouped(updates, lambda u: (u.kind, u.device))
+    fixed = _grouped([result.step for result in results], lambda s: s.device)
     model = _model([result.model for result in results])
     profile = Profile(
         model=model.name,
@@ -44,6 +45,7 @@ def merge(results: Sequence[RankResult]) -> Merged:
         dtype=model.dtype,
         timings=tuple(map(_mean_timing, blocks)),
         updates=tuple(replace(rows[0], update_s=fmean(u.update_s for u in rows)) for rows in steps),
+        steps=tuple(replace(rows[0], step_s=fmean(s.step_s for s in rows)) for rows in fixed),
         links=results[0].links,
     )
     spreads = [_timing_spread(rows) for rows in blocks] + [_update_spread(rows) for rows in steps]
@@ -134,6 +136,7 @@ def extend(new: Merged, folder: Path) -> Merged:
         new.profile,
         timings=(*(t for t in old.timings if t.device not in measured), *new.profile.timings),
         updates=(*(u for u in old.updates if u.device not in measured), *new.profile.updates),
+        steps=(*(s for s in old.steps if s.device not in measured), *new.profile.steps),
         links=(*(x for x in old.links if not measured.issuperset(x.between)), *new.profile.links),
     )
     return Merged(new.model, profile, new.notes)

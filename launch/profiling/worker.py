@@ -15,6 +15,7 @@ import torch.distributed as dist
 from arachne_runtime.errors import UnsupportedEnvironmentError
 from arachne_runtime.measure.blocks import measure_blocks
 from arachne_runtime.measure.links import LinkTrial, measure_links
+from arachne_runtime.measure.step import measure_step
 from arachne_runtime.measure.together import Together
 from arachne_runtime.plan.cluster import index_of
 from arachne_runtime.plan.files import write_whole
@@ -44,13 +45,23 @@ def _measure(job: ProfileJob, rank: int, device: torch.device, together: Togethe
     start = time.perf_counter()
     say = _Progress(Path(job.progress) if rank == 0 else None)
     kind = job.cluster.device_type(job.devices[rank])
+    workload = load_workload(job.workload)
     blocks = measure_blocks(
-        load_workload(job.workload),
+        workload,
         device=device,
         device_type=kind,
         samples=job.samples,
         together=together,
         on_progress=say.block,
+    )
+    say.step()
+    step = measure_step(
+        workload,
+        devices=job.devices,
+        device=device,
+        device_type=kind,
+        samples=job.samples[len(job.samples) // 2],
+        together=together,
     )
     links: tuple[LinkTiming, ...] = ()
     if together.size > 1:
@@ -62,6 +73,7 @@ def _measure(job: ProfileJob, rank: int, device: torch.device, together: Togethe
         model=blocks.model,
         timings=blocks.timings,
         updates=blocks.updates,
+        step=step,
         links=links,
         seconds=time.perf_counter() - start,
     )
@@ -75,6 +87,9 @@ class _Progress:
 
     def block(self, kind: str, samples: int, left: int) -> None:
         self._say(f"{kind}: {f'{samples} samples' if samples else 'optimizer'} ({left} more batches)")
+
+    def step(self) -> None:
+        self._say("what a step costs beside its blocks")
 
     def link(self, trial: LinkTrial) -> None:
         pairs = ", ".join(f"{a} and {b}" for a, b in trial.pairs)

@@ -144,11 +144,15 @@ def reduce(
 
 
 def commit_seconds(seats: Seats, tables: Tables) -> Seconds:
-    """The world's all-reduce of a few bytes: a tree up and down over the slowest link."""
+    """The world's all-reduce of a few bytes, a tree over the slowest link, and a step's fixed cost.
+
+    The latter is what the profile says of a step that computes nothing, on the slowest of the plan's types.
+    """
     flat = [seat for pipeline in seats for stage in pipeline for seat in stage]
     ranks = sum(seat.tp for seat in flat)
+    step_s = max(map(tables.profile.step, {seat.node.device.name for seat in flat}))
     if ranks == 1:
-        return 0.0
+        return step_s
     nodes = tuple(dict.fromkeys(seat.node.name for seat in flat))
     links = tables.fleet.links_among(nodes, ranks > len(nodes))
-    return 2 * (ranks - 1).bit_length() * max(link.seconds(COMMIT_BYTES) for link in links)
+    return step_s + 2 * (ranks - 1).bit_length() * max(link.seconds(COMMIT_BYTES) for link in links)

@@ -33,6 +33,9 @@ def kinds_and_devices_are_named(profile: Profile) -> Iterator[Problem]:
         for field in ("kind", "device"):
             if not getattr(row, field).strip():
                 yield Problem(f"{path}.{field}", "is empty")
+    for path, step in _rows("steps", profile.steps):
+        if not step.device.strip():
+            yield Problem(f"{path}.device", "is empty")
     for path, link in _rows("links", profile.links):
         for i, device in enumerate(link.between):
             if not device.strip():
@@ -67,6 +70,7 @@ def fixed_costs_are_not_negative(profile: Profile) -> Iterator[Problem]:
     """A step's own cost, an update of a block without parameters, and kept bytes may be 0."""
     values: dict[str, float | None] = {"$.step_s": profile.step_s}
     values |= {f"{path}.update_s": update.update_s for path, update in _rows("updates", profile.updates)}
+    values |= {f"{path}.step_s": step.step_s for path, step in _rows("steps", profile.steps)}
     for path, timing in _rows("timings", profile.timings):
         values[f"{path}.activation_bytes"] = timing.activation_bytes
     for path, link in _rows("links", profile.links):
@@ -91,6 +95,7 @@ def nothing_is_measured_twice(profile: Profile) -> Iterator[Problem]:
     """Two figures for one thing contradict each other; merge them before writing."""
     yield from _repeated("timings", [(t.kind, t.device, t.tp, t.samples) for t in profile.timings])
     yield from _repeated("updates", [(u.kind, u.device, u.tp) for u in profile.updates])
+    yield from _repeated("steps", [step.device for step in profile.steps])
     yield from _repeated("links", [(*sorted(x.between), x.scope, x.senders) for x in profile.links])
 
 
