@@ -10,7 +10,7 @@ from arachne_runtime.plan.cluster import Cluster
 from arachne_runtime.plan.model import ModelSpec
 from arachne_runtime.plan.plan import Plan, ScheduleKind
 from arachne_runtime.plan.profile import Profile
-from arachne_runtime.plan.schedule import PLAYABLE
+from arachne_runtime.plan.schedule import PRICEABLE
 from arachne_runtime.units import Seconds
 
 from .cost.fleet import Fleet
@@ -99,11 +99,11 @@ def _check_arguments(request: Request) -> None:
     if not 0 <= request.max_zero <= MOST_ZERO:
         raise UsageError(f"highest ZeRO stage {request.max_zero} is not 0 to {MOST_ZERO}")
     _check_objective(request)
-    unknown = [kind for kind in request.schedules if kind not in PLAYABLE]
+    unknown = [kind for kind in request.schedules if kind not in PRICEABLE]
     if unknown or not request.schedules:
         raise UsageError(
             f"schedules {', '.join(unknown) or '(none)'} cannot be planned in this version; "
-            f"choose from {', '.join(PLAYABLE)}"
+            f"choose from {', '.join(PRICEABLE)}"
         )
 
 

@@ -121,6 +121,42 @@ PLAN_CASES: list[Case] = [
         "v-0:0 is already in pipeline 0, stage 0",
     ),
     (
+        P.interleaved_stages_take_turns,
+        {
+            "schedule": "interleaved_1f1b",
+            "pipelines[0].stages[1].replicas[0].devices": ["v-0:1"],
+            "predicted": REMOVED,
+        },
+        "$.pipelines[0].stages[1].replicas",
+        "has some devices of stage 0, not all",
+    ),
+    (
+        P.interleaved_stages_take_turns,
+        {
+            "schedule": "interleaved_1f1b",
+            "pipelines[0].stages[1].replicas": [
+                {"devices": ["v-0:0"], "share": 2},
+                {"devices": ["v-0:1"], "share": 4},
+            ],
+            "predicted": REMOVED,
+        },
+        "$.pipelines[0].stages[1].replicas",
+        "must be those of stage 0: 1 sets of devices take turns",
+    ),
+    (
+        P.interleaved_stages_take_turns,
+        {
+            "schedule": "interleaved_1f1b",
+            "pipelines[1].stages": [
+                {"layers": [0, 2], "replicas": [{"devices": ["v-1:0"], "share": 4}]},
+                {"layers": [2, 3], "replicas": [{"devices": ["v-1:1"], "share": 4}]},
+                {"layers": [3, 5], "replicas": [{"devices": ["v-1:0"], "share": 4}]},
+            ],
+        },
+        "$.pipelines[1].stages",
+        "3 stages do not divide among 2 sets of devices",
+    ),
+    (
         P.tensor_groups_stay_in_a_node,
         {"pipelines[1].stages[0].replicas[0].devices[1]": "v-2:1"},
         "$.pipelines[1].stages[0].replicas[0]",

@@ -129,9 +129,12 @@ def test_a_device_in_two_pipelines_is_refused_whatever_the_schedule():
 
 
 def test_an_interleaved_schedule_lets_a_device_hold_several_stages():
-    devices = {"pipelines[0].stages[1].replicas[0].devices": ["v-0:0"], "predicted": REMOVED}
+    devices = {
+        "pipelines[0].stages[1].replicas": PLAN["pipelines"][0]["stages"][0]["replicas"],
+        "predicted": REMOVED,
+    }
     assert check_plan(read(changed(PLAN, devices | {"schedule": "interleaved_1f1b"}), Plan)) == ()
-    assert len(check_plan(read(changed(PLAN, devices), Plan))) == 1
+    assert len(check_plan(read(changed(PLAN, devices), Plan))) == 2
 
 
 def test_the_engine_checks_a_plan_that_no_reader_has_seen():

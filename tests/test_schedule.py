@@ -8,7 +8,15 @@ from hypothesis import strategies as st
 
 from arachne_runtime.errors import UsageError
 from arachne_runtime.plan.plan import ScheduleKind
-from arachne_runtime.plan.schedule import PLAYABLE, Action, Work, stage_actions
+from arachne_runtime.plan.schedule import (
+    PRICEABLE,
+    Action,
+    Work,
+    deferred,
+    in_flight,
+    row_actions,
+    stage_actions,
+)
 from arachne_runtime.plan.schedule_grid import Row, check_schedule, parse_grid, pipeline_rows, print_grid
 from tests.strategies import plans
 
@@ -50,17 +58,87 @@ def test_1f1b_and_gpipe_by_hand():
     assert words(ScheduleKind.GPIPE, 1) == "1F0 1F1 1F2 1F3 1B0 1B1 1B2 1B3"
 
 
-@pytest.mark.parametrize("kind", [ScheduleKind.INTERLEAVED, ScheduleKind.ZERO_BUBBLE])
-def test_a_schedule_that_is_not_played_yet_says_so(kind):
-    with pytest.raises(UsageError, match=f"schedule {kind} cannot be played yet"):
-        stage_actions(kind, 0, 2, 2)
+def test_zero_bubble_by_hand():
+    # stage s owes the weights' gradients of s micro-batches
+    rows = [Row(f"a:{s}", row_actions(ScheduleKind.ZERO_BUBBLE, s, 3, 3, 3)) for s in range(3)]
+    assert [" ".join(map(str, row.actions)) for row in rows] == [
+        "0F0 0F1 0F2 0I0 0W0 0I1 0W1 0I2 0W2",
+        "1F0 1F1 1I0 1F2 1I1 1W0 1I2 1W1 1W2",
+        "2F0 2I0 2F1 2I1 2F2 2I2 2W0 2W1 2W2",
+    ]
 
 
-@pytest.mark.parametrize("kind", PLAYABLE)
-@given(st.integers(1, 8), st.integers(1, 12))
-def test_every_schedule_runs(kind, num_stages, num_micro_batches):
-    rows = [Row(f"a:{s}", stage_actions(kind, s, num_stages, num_micro_batches)) for s in range(num_stages)]
+def test_interleaved_by_hand():
+    # two sets of devices, two stages each, four micro-batches in rounds of two
+    def words(row: int) -> str:
+        return " ".join(map(str, row_actions(ScheduleKind.INTERLEAVED, row, 2, 4, 4)))
+
+    assert words(0).startswith("0F0 0F1 2F0 2F1 0F2 2B0 0F3 2B1 2F2 0B0 2F3 0B1")
+    assert words(1) == "1F0 1F1 3F0 3B0 3F1 3B1 1F2 1B0 1F3 1B1 3F2 3B2 3F3 3B3 1B2 1B3"
+    assert stage_actions(ScheduleKind.INTERLEAVED, 2, 4, 4, num_rows=2)[:3] == tuple(
+        map(Action.parse, ("2F0", "2F1", "2B0"))
+    )
+
+
+def test_rows_that_do_not_fit_the_stages_are_refused():
+    with pytest.raises(UsageError, match="2 rows cannot hold 3 stages"):
+        row_actions(ScheduleKind.INTERLEAVED, 0, 2, 3, 4)
+    with pytest.raises(UsageError, match="a row for each stage"):
+        row_actions(ScheduleKind.ONE_F_ONE_B, 0, 2, 4, 4)
+
+
+@pytest.mark.parametrize("kind", PRICEABLE)
+@given(st.integers(1, 6), st.integers(1, 12), st.integers(1, 3))
+def test_every_schedule_runs(kind, num_rows, num_micro_batches, chunks):
+    num_stages = num_rows * chunks if kind is ScheduleKind.INTERLEAVED else num_rows
+    rows = [
+        Row(f"a:{r}", row_actions(kind, r, num_rows, num_stages, num_micro_batches)) for r in range(num_rows)
+    ]
     check_schedule(rows, num_stages=num_stages, num_micro_batches=num_micro_batches)
+    assert parse_grid(print_grid(rows)) == tuple(rows)
+
+
+@pytest.mark.parametrize(
+    ("row", "wrong"),
+    [
+        ("0F0 0W0 0I0", "comes before its gradient of the input 0I0"),
+        ("0F0 0I0", "0W0 is missing"),
+        ("0I0 0W0 0F0", "comes before its forward 0F0"),
+    ],
+)
+def test_halves_of_a_backward_come_in_order_and_both(row, wrong):
+    with pytest.raises(UsageError, match=wrong):
+        check_schedule(parse_grid(f"a:0  {row}"), num_stages=1, num_micro_batches=1)
+
+
+@given(st.integers(1, 6), st.integers(1, 4), st.integers(1, 3))
+def test_interleaved_keeps_as_many_in_flight_as_the_formula(rows, rounds, chunks):
+    # min(M v, (v - 1) R + 2 (p - 1 - r) + 1), R the micro-batches of a round (Megatron-LM)
+    count = rounds * rows
+    for row in range(rows):
+        flight = most = 0
+        for action in row_actions(ScheduleKind.INTERLEAVED, row, rows, rows * chunks, count):
+            flight += 1 if action.work is Work.FORWARD else -1
+            most = max(most, flight)
+        ahead = (chunks - 1) * rows + 2 * (rows - 1 - row) + 1 if chunks > 1 else rows - row
+        assert most == min(count * chunks, ahead)
+        held = [
+            in_flight(ScheduleKind.INTERLEAVED, s, rows * chunks, count, rows)
+            for s in range(row, rows * chunks, rows)
+        ]
+        assert max(held) <= most <= sum(held)
+
+
+@given(st.integers(1, 6), st.integers(1, 12))
+def test_zero_bubble_holds_no_more_than_the_first_stage_of_1f1b(num_stages, count):
+    for stage in range(num_stages):
+        held, owed, most, most_owed = 0, 0, 0, 0
+        for action in stage_actions(ScheduleKind.ZERO_BUBBLE, stage, num_stages, count):
+            held += {Work.FORWARD: 1, Work.INPUT: 0, Work.WEIGHT: -1}[action.work]
+            owed += {Work.FORWARD: 0, Work.INPUT: 1, Work.WEIGHT: -1}[action.work]
+            most, most_owed = max(most, held), max(most_owed, owed)
+        assert most == in_flight(ScheduleKind.ZERO_BUBBLE, stage, num_stages, count)
+        assert most_owed == 1 + deferred(ScheduleKind.ZERO_BUBBLE, stage, count)
 
 
 @given(plans())

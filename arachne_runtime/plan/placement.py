@@ -8,7 +8,7 @@ from .plan import Pipeline, Plan, Replica, Stage
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a device stands in a plan that gives every device one stage."""
+    """Where a device stands in a plan; interleaved, one of the several stages that it holds."""
 
     rank: int
     device: str
@@ -27,7 +27,7 @@ def rank_order(plan: Plan) -> tuple[str, ...]:
 
 
 def places(plan: Plan) -> tuple[Place, ...]:
-    """The place of every rank, by rank."""
+    """The place of every rank, by rank; of an interleaved plan all places of each, by stage."""
     rank_of = {device: rank for rank, device in enumerate(rank_order(plan))}
     found = [
         Place(rank_of[device], device, p, s, r, t)
@@ -36,7 +36,7 @@ def places(plan: Plan) -> tuple[Place, ...]:
         for r, replica in enumerate(stage.replicas)
         for t, device in enumerate(replica.devices)
     ]
-    return tuple(sorted(found, key=lambda place: place.rank))
+    return tuple(sorted(found, key=lambda place: (place.rank, place.stage)))
 
 
 def holding(plan: Plan, place: Place) -> tuple[Pipeline, Stage, Replica]:

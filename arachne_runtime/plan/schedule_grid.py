@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from ..errors import UsageError
 from .plan import Plan
-from .schedule import Action, Work, stage_actions
+from .schedule import Action, Work, num_rows, row_actions
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,11 +34,15 @@ class ScheduleFault:
 
 
 def pipeline_rows(plan: Plan, pipeline: int) -> tuple[Row, ...]:
-    """The schedule of one pipeline of a plan, a row for each stage; UsageError for a kind not yet played."""
-    stages, count = plan.pipelines[pipeline].stages, plan.pipelines[pipeline].micro_batches
+    """The schedule of one pipeline of a plan, a row for each stage, or for each that a device holds."""
+    held = plan.pipelines[pipeline]
+    rows = num_rows(plan.schedule, held)
     return tuple(
-        Row(stage.devices[0], stage_actions(plan.schedule, s, len(stages), count))
-        for s, stage in enumerate(stages)
+        Row(
+            held.stages[r].devices[0],
+            row_actions(plan.schedule, r, rows, len(held.stages), held.micro_batches),
+        )
+        for r in range(rows)
     )
 
 
@@ -72,8 +76,8 @@ def print_grid(rows: Sequence[Row], fault: ScheduleFault | None = None) -> str:
 def check_schedule(rows: Sequence[Row], *, num_stages: int, num_micro_batches: int) -> None:
     """Raise UsageError, pointing at the action, unless the schedule trains each micro-batch once and ends.
 
-    Each stage does the forward and the backward of each micro-batch once, the forward first, and no device
-    waits for ever for what another does only later.
+    Each stage does the forward and the backward (whole, or in its two halves) of each micro-batch once, the
+    forward first, and no device waits for ever for what another does only later.
     """
     if not rows:
         raise UsageError("a schedule without a row trains nothing; give a row for each device")
@@ -112,9 +116,13 @@ def _backward_first(rows: Sequence[Row]) -> Iterator[ScheduleFault]:
     for r, row in enumerate(rows):
         order = {action: i for i, action in enumerate(row.actions)}
         for i, action in enumerate(row.actions):
-            forward = Action(action.stage, Work.FORWARD, action.micro_batch)
-            if action.work is Work.BACKWARD and order.get(forward, -1) > i:
-                yield ScheduleFault(r, i, f"comes before its forward {forward}")
+            if action.work is Work.FORWARD:
+                continue
+            half = action.work is Work.WEIGHT
+            before = Action(action.stage, Work.INPUT if half else Work.FORWARD, action.micro_batch)
+            if order.get(before, -1) > i:
+                what = "gradient of the input" if half else "forward"
+                yield ScheduleFault(r, i, f"comes before its {what} {before}")
 
 
 def _stuck(rows: Sequence[Row]) -> Iterator[ScheduleFault]:
@@ -144,7 +152,9 @@ def _missing(rows: Sequence[Row], num_stages: int, num_micro_batches: int) -> It
     for stage in range(num_stages):
         row = next((r for r, row in enumerate(rows) if any(a.stage == stage for a in row.actions)), 0)
         for micro_batch in range(num_micro_batches):
-            for work in Work:
+            in_halves = bool(have & {Action(stage, half, micro_batch) for half in (Work.INPUT, Work.WEIGHT)})
+            backward = (Work.INPUT, Work.WEIGHT) if in_halves else (Work.BACKWARD,)
+            for work in (Work.FORWARD, *backward):
                 action = Action(stage, work, micro_batch)
                 if action not in have:
                     yield ScheduleFault(row, len(rows[row].actions), f"{action} is missing")
@@ -161,6 +171,8 @@ def _needs(action: Action, last_stage: int) -> tuple[Action, ...]:
     stage, work, micro_batch = action.stage, action.work, action.micro_batch
     if work is Work.FORWARD:
         return (Action(stage - 1, work, micro_batch),) if stage > 0 else ()
+    if work is Work.WEIGHT:
+        return (Action(stage, Work.INPUT, micro_batch),)
     own = Action(stage, Work.FORWARD, micro_batch)
     return (own, Action(stage + 1, work, micro_batch)) if stage < last_stage else (own,)
 

@@ -1,7 +1,9 @@
 """The price of a plan: event simulation, synchronisation, memory."""
 
+from arachne_runtime.plan.schedule import in_flight
+
 from .estimate import Breakdown, Estimate, Infeasible, Price, Span
-from .memory import StageMemory, in_flight, stage_memory
+from .memory import StageMemory, stage_memory
 from .price import price, with_prediction
 from .tables import StageCosts, Tables, Tie
 

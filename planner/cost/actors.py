@@ -12,6 +12,10 @@ from .fleet import NodeFacts
 from .simulate import Actor, Sources, Stages
 from .tables import Tables
 
+WEIGHTS_OF_BACKWARD = 0.5
+"""Of a measured backward: the gradient of the weights. Each of a linear layer's two products has the FLOPs of
+its forward (arXiv 2401.10241, table 1); attention has none for weights; no profile measures the halves."""
+
 
 @dataclass(frozen=True, slots=True)
 class Seat:
@@ -78,8 +82,8 @@ class Crowd:
 
 def crowd_of(all_crossings: list[list[Crossing]]) -> Crowd:
     """Count them over all pipelines: a device sends with ``min(tp, tp of the other side)`` of its group."""
-    forward: dict[str, int] = {}
-    backward: dict[str, int] = {}
+    forward: dict[str, dict[str, int]] = {}
+    backward: dict[str, dict[str, int]] = {}
     for crossing in (c for row in all_crossings for c in row):
         out, back = [0] * len(crossing.before), [0] * len(crossing.after)
         for o in crossing.overlaps:
@@ -88,11 +92,17 @@ def crowd_of(all_crossings: list[list[Crossing]]) -> Crowd:
                 senders = min(a.tp, b.tp)
                 out[o.sender] = max(out[o.sender], senders)
                 back[o.receiver] = max(back[o.receiver], senders)
-        for seat, n in zip(crossing.before, out, strict=True):
-            forward[seat.node.name] = forward.get(seat.node.name, 0) + n
-        for seat, n in zip(crossing.after, back, strict=True):
-            backward[seat.node.name] = backward.get(seat.node.name, 0) + n
-    return Crowd(forward, backward)
+        _count(forward, crossing.before, out)
+        _count(backward, crossing.after, back)
+    return Crowd(*({node: sum(n.values()) for node, n in both.items()} for both in (forward, backward)))
+
+
+def _count(found: dict[str, dict[str, int]], seats: tuple[Seat, ...], senders: list[int]) -> None:
+    """By node and replica: one that holds several stages (interleaved) sends for one at a time."""
+    for seat, n in zip(seats, senders, strict=True):
+        of_node = found.setdefault(seat.node.name, {})
+        first = seat.replica.devices[0]
+        of_node[first] = max(of_node.get(first, 0), n)
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,6 +203,7 @@ def _stage_actors(
         forward, backward = tables.stage_seconds(
             *stage.layers, seat.node.device.name, seat.tp, seat.replica.share, stage.recompute
         )
+        weight = WEIGHTS_OF_BACKWARD * (backward - forward if stage.recompute else backward)
         before: Sources = ()
         behind: Sources = ()
         forward_tail = backward_tail = 0.0
@@ -206,7 +217,7 @@ def _stage_actors(
             busy, behind = _arrivals(mine, messages[s].backward)
             backward += busy
             forward_tail = sum(messages[s].forward.sender_busy_s[i] for _, i in mine)
-        yield Actor(forward, backward, before, behind, forward_tail, backward_tail)
+        yield Actor(forward, backward, before, behind, forward_tail, backward_tail, weight)
 
 
 def _arrivals(mine: list[tuple[int, int]], direction: Direction) -> tuple[Seconds, Sources]:

@@ -5,12 +5,12 @@ from dataclasses import dataclass, replace
 
 from arachne_runtime.plan.plan import Plan
 from arachne_runtime.plan.records import RecordKind
-from arachne_runtime.plan.schedule import Work, stage_actions
+from arachne_runtime.plan.schedule import stage_actions
 from arachne_runtime.units import Seconds
 
 from .actors import Seat, Seats
 from .estimate import Breakdown, Detail, Span
-from .simulate import Actor, Played, Stages, play
+from .simulate import COLUMN, Actor, Played, Stages, play
 from .sync import Address, Reduction
 from .tables import Tables
 
@@ -27,7 +27,10 @@ class Run:
     commit_s: Seconds
     """When the world's all-reduce is done."""
     update_s: list[list[list[Seconds]]]
+    """By pipeline, row and replica."""
     iteration_s: Seconds
+    rows: tuple[int, ...]
+    """Sets of devices of each pipeline: its stages; fewer if interleaved."""
 
 
 def explain(plan: Plan, run: Run, tables: Tables) -> Detail:
@@ -36,15 +39,18 @@ def explain(plan: Plan, run: Run, tables: Tables) -> Detail:
     breakdown: dict[str, Breakdown] = {}
     busiest: tuple[float, Address] = (-1.0, (0, 0, 0))
     for p, seated in enumerate(run.seats):
-        still = play(plan.schedule, plan.pipelines[p].micro_batches, _without_messages(plan, p, run, tables))
-        for s, stage in enumerate(seated):
-            for r, seat in enumerate(stage):
-                at = (p, s, r)
-                spans = tuple(_spans(plan, at, run))
-                parts = _parts(plan, at, run, still, tables)
-                timeline.update(dict.fromkeys(seat.replica.devices, spans))
+        count, rows = plan.pipelines[p].micro_batches, run.rows[p]
+        still = play(plan.schedule, count, _without_messages(plan, p, run, tables), rows)
+        for row in range(rows):
+            for r, seat in enumerate(seated[row]):
+                places = [(p, s, r) for s in range(row, len(seated), rows)]
+                spans = sorted(
+                    (span for span in _spans(plan, places, run)), key=lambda span: (span.start_s, span.end_s)
+                )
+                parts = _parts(plan, places, run, still, tables)
+                timeline.update(dict.fromkeys(seat.replica.devices, tuple(spans)))
                 breakdown.update(dict.fromkeys(seat.replica.devices, parts))
-                busiest = max(busiest, (parts.compute_s, at), key=lambda found: found[0])
+                busiest = max(busiest, (parts.compute_s, places[0]), key=lambda found: found[0])
     return Detail(timeline, breakdown, _limits(plan, busiest[1], run, breakdown))
 
 
@@ -77,9 +83,12 @@ def _quiet(actor: Actor, pure: tuple[Seconds, Seconds]) -> Actor:
     )
 
 
-def _parts(plan: Plan, at: Address, run: Run, still: Played, tables: Tables) -> Breakdown:
-    p, s, r = at
-    compute = plan.pipelines[p].micro_batches * sum(_pure(plan, at, run.seats[p][s][r], tables))
+def _parts(plan: Plan, places: list[Address], run: Run, still: Played, tables: Tables) -> Breakdown:
+    compute = sum(
+        plan.pipelines[p].micro_batches * sum(_pure(plan, (p, s, r), run.seats[p][s][r], tables))
+        for p, s, r in places
+    )
+    p, s, r = places[0]
     ready, quiet = run.played[p].ready_s[s][r], still.ready_s[s][r]
     return Breakdown(
         compute_s=compute,
@@ -90,19 +99,19 @@ def _parts(plan: Plan, at: Address, run: Run, still: Played, tables: Tables) -> 
     )
 
 
-def _spans(plan: Plan, at: Address, run: Run) -> Iterator[Span]:
-    p, s, r = at
-    pipeline, actor = plan.pipelines[p], run.stages[p][s][r]
-    forwards, backwards = run.played[p].ends[s][r]
-    for action in stage_actions(plan.schedule, s, len(pipeline.stages), pipeline.micro_batches):
-        forward = action.work is Work.FORWARD
-        end = (forwards if forward else backwards)[action.micro_batch]
-        took = actor.forward_s if forward else actor.backward_s
-        yield Span(RecordKind.ACTION, str(action), end - took, end)
+def _spans(plan: Plan, places: list[Address], run: Run) -> Iterator[Span]:
+    """All that one device does, stage by stage."""
+    for p, s, r in places:
+        pipeline, actor = plan.pipelines[p], run.stages[p][s][r]
+        depth, count = len(pipeline.stages), pipeline.micro_batches
+        for action in stage_actions(plan.schedule, s, depth, count, num_rows=run.rows[p]):
+            end = run.played[p].ends[s][r][COLUMN[action.work]][action.micro_batch]
+            yield Span(RecordKind.ACTION, str(action), end - actor.seconds(action.work), end)
     for reduction, (start, end) in zip(run.reductions, run.spans, strict=True):
-        if at in reduction.members:
+        if any(at in reduction.members for at in places):
             yield Span(RecordKind.REDUCE, reduction.name, start, end)
-    yield Span(RecordKind.UPDATE, "update", run.commit_s, run.commit_s + run.update_s[p][s][r])
+    p, row, r = places[0]
+    yield Span(RecordKind.UPDATE, "update", run.commit_s, run.commit_s + run.update_s[p][row][r])
 
 
 def _limits(plan: Plan, at: Address, run: Run, breakdown: dict[str, Breakdown]) -> str:

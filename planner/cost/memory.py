@@ -3,6 +3,7 @@
 Predicts high rather than low: an out-of-memory is worse than a plan a few percent slower.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,10 +11,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from arachne_runtime.plan.limits import PENDING_SENDS
-from arachne_runtime.plan.plan import ScheduleKind
+from arachne_runtime.plan.schedule import in_flight
 from arachne_runtime.units import Bytes
 
 from .tables import Amount, Bound, Tables, larger
+
+__all__ = ["StageMemory", "in_flight", "stage_memory", "together"]
 
 BACKWARD_OF_KEPT = 2.0
 """Bytes that a block's backward allocates at its peak, over those that it kept from its forward.
@@ -59,11 +62,14 @@ class StageMemory:
         )
 
 
-def in_flight(kind: ScheduleKind, stage: int, num_stages: int, micro_batches: int) -> int:
-    """Micro-batches whose activations a stage holds at once."""
-    if kind is ScheduleKind.GPIPE:
-        return micro_batches
-    return min(micro_batches, num_stages - stage)
+def together(stages: Sequence[StageMemory]) -> Bytes:
+    """The peak of a device that holds these stages (several if interleaved), without its type's reserve."""
+    if len(stages) == 1:
+        return stages[0].total
+    held = sum(m.weights + m.gradients + m.optimizer + m.activations for m in stages)
+    working = sum(m.buffers for m in stages) + max(m.backward + m.adoption for m in stages)
+    kept = sum(m.activations for m in stages)
+    return int(held + larger(working, sum(m.optimizer_temporaries for m in stages) - kept)) + 1
 
 
 def stage_memory(
@@ -78,9 +84,11 @@ def stage_memory(
     recompute: bool | NDArray[Any] = False,
     zero: Bound = 0,
     width: Bound = 1,
+    deferred: Bound = 0,
 ) -> StageMemory:
     """Memory of a device of a replica that takes ``samples`` and has ``held`` micro-batches in flight.
 
+    ``deferred``: how many more of them were computed again (zero-bubble, with recomputation).
     ``width``: the stage's replicas, among which ZeRO-1 divides the optimizer's states. All but ``device``,
     ``tp`` and ``samples`` may be arrays that broadcast: the figures are then arrays.
     """
@@ -94,7 +102,8 @@ def stage_memory(
         weights=parameters * sizes.weight,
         gradients=gradients,
         optimizer=parameters * sizes.optimizer / _where(zero >= 1, width, 1),
-        activations=_where(recompute, held * entering + whole, held * whole) + held * leaving,
+        activations=_where(recompute, held * entering + (1 + deferred) * whole, held * whole)
+        + held * leaving,
         buffers=_buffers(entering * _where(start > 0, 1, 0), leaving),
         backward=BACKWARD_OF_KEPT * tables.largest_activations(start, stop, device, tp, samples),
         adoption=larger(0.0, gradients - whole),

@@ -5,16 +5,16 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from arachne_runtime.errors import NoFeasiblePlanError, UnsupportedPlanError
-from arachne_runtime.plan.plan import Plan, Predicted, Stage
-from arachne_runtime.plan.schedule import PLAYABLE
+from arachne_runtime.plan.plan import Pipeline, Plan, Predicted, Stage
+from arachne_runtime.plan.schedule import deferred, in_flight
 from arachne_runtime.units import Bytes, Seconds
 
 from .actors import Seat, Seats, actors_of, crossings, crowd_of, seats_of
 from .detail import Run, explain
 from .estimate import Estimate, Infeasible, Price
-from .memory import in_flight, stage_memory
+from .memory import StageMemory, stage_memory, together
 from .simulate import Played, Stages, play
-from .sync import commit_seconds, reduce, reductions_of
+from .sync import commit_seconds, reduce, reductions_of, rows_of
 from .tables import Tables
 
 if TYPE_CHECKING:  # a request makes its tables, so it imports this package
@@ -58,30 +58,27 @@ def simulate(plan: Plan, seats: Seats, tables: Tables) -> Run:
     """Play one step, memory left aside."""
     boundaries = [crossings(p, s, tables) for p, s in zip(plan.pipelines, seats, strict=True)]
     crowd = crowd_of(boundaries)
+    rows = rows_of(plan)
     stages: list[Stages] = []
     played: list[Played] = []
-    known: dict[tuple[int, Stages], Played] = {}
-    for pipeline, seated, crossed in zip(plan.pipelines, seats, boundaries, strict=True):
+    known: dict[tuple[int, int, Stages], Played] = {}
+    for pipeline, seated, crossed, n in zip(plan.pipelines, seats, boundaries, rows, strict=True):
         actors = actors_of(pipeline, seated, crossed, crowd, tables)
-        key = (pipeline.micro_batches, actors)
+        key = (n, pipeline.micro_batches, actors)
         if key not in known:
-            known[key] = play(plan.schedule, pipeline.micro_batches, actors)
+            known[key] = play(plan.schedule, pipeline.micro_batches, actors, n)
         stages.append(actors)
         played.append(known[key])
     reductions = reductions_of(plan, seats, tables)
-    spans, free = reduce(reductions, played)
+    spans, free = reduce(reductions, played, rows)
     commit = max(max(map(max, f)) for f in free) + commit_seconds(seats, tables)
-    updates = _updates(plan, seats, tables)
+    updates = _updates(plan, seats, rows, tables)
     end = commit + max(max(map(max, u)) for u in updates) + tables.profile.step_s
-    return Run(seats, tuple(stages), tuple(played), reductions, spans, commit, updates, end)
+    return Run(seats, tuple(stages), tuple(played), reductions, spans, commit, updates, end, rows)
 
 
 def _refuse_unpriced(plan: Plan) -> None:
     """UnsupportedPlanError for what this version has no price for."""
-    if plan.schedule not in PLAYABLE:
-        raise UnsupportedPlanError(
-            f"schedule {plan.schedule} has no price yet; use one of {', '.join(PLAYABLE)}"
-        )
     for p, pipeline in enumerate(plan.pipelines):
         for s, stage in enumerate(pipeline.stages):
             if stage.zero > 1 or stage.expert_parallel > 1 or stage.expert_tensor > 1:
@@ -91,18 +88,22 @@ def _refuse_unpriced(plan: Plan) -> None:
                 )
 
 
-def _updates(plan: Plan, seats: Seats, tables: Tables) -> list[list[list[Seconds]]]:
-    """Seconds of each replica's optimizer; ZeRO-1 gives each replica of a stage its part."""
+def _updates(plan: Plan, seats: Seats, rows: tuple[int, ...], tables: Tables) -> list[list[list[Seconds]]]:
+    """Seconds of the optimizer by pipeline, row and replica; ZeRO gives each replica of a stage its part."""
+
+    def of_stage(stage: Stage, seat: Seat) -> Seconds:
+        whole = tables.update_seconds(*stage.layers, seat.node.device.name, seat.tp)
+        return whole / (len(stage.replicas) if stage.zero else 1)
+
     return [
         [
             [
-                tables.update_seconds(*stage.layers, seat.node.device.name, seat.tp)
-                / (len(stage.replicas) if stage.zero else 1)
-                for seat in seated
+                sum(of_stage(pipeline.stages[s], seated[s][r]) for s in range(row, len(seated), n))
+                for r in range(len(seated[row]))
             ]
-            for stage, seated in zip(pipeline.stages, seated_stages, strict=True)
+            for row in range(n)
         ]
-        for pipeline, seated_stages in zip(plan.pipelines, seats, strict=True)
+        for pipeline, seated, n in zip(plan.pipelines, seats, rows, strict=True)
     ]
 
 
@@ -110,18 +111,19 @@ def peaks_of(plan: Plan, seats: Seats, tables: Tables) -> tuple[dict[str, Bytes]
     """Peak bytes by device, and the device that lacks most where any lacks some."""
     peaks: dict[str, Bytes] = {}
     worst: Infeasible | None = None
-    for p, pipeline in enumerate(plan.pipelines):
-        depth = len(pipeline.stages)
-        for s, stage in enumerate(pipeline.stages):
-            held = in_flight(plan.schedule, s, depth, pipeline.micro_batches)
-            for seat in seats[p][s]:
-                peak = _peak(stage, seat, held, tables)
+    for p, (pipeline, seated, n) in enumerate(zip(plan.pipelines, seats, rows_of(plan), strict=True)):
+        for row in range(n):
+            for r, seat in enumerate(seated[row]):
+                parts = [
+                    _memory(plan, pipeline, s, seated[s][r], n, tables) for s in range(row, len(seated), n)
+                ]
+                peak = together(parts) + seat.node.device.reserve_bytes
                 peaks.update(dict.fromkeys(seat.replica.devices, peak))
                 over = peak - seat.node.memory_bytes
                 if over > 0 and (worst is None or over > worst.over_bytes):
                     worst = Infeasible(
                         pipeline=p,
-                        stage=s,
+                        stage=row,
                         device=seat.replica.devices[0],
                         needed_bytes=peak,
                         available_bytes=seat.node.memory_bytes,
@@ -129,18 +131,19 @@ def peaks_of(plan: Plan, seats: Seats, tables: Tables) -> tuple[dict[str, Bytes]
     return peaks, worst
 
 
-def _peak(stage: Stage, seat: Seat, held: int, tables: Tables) -> Bytes:
+def _memory(plan: Plan, pipeline: Pipeline, s: int, seat: Seat, rows: int, tables: Tables) -> StageMemory:
+    stage, count = pipeline.stages[s], pipeline.micro_batches
     start, stop = stage.layers
-    memory = stage_memory(
+    return stage_memory(
         tables,
         start=start,
         stop=stop,
         device=seat.node.device.name,
         tp=seat.tp,
         samples=seat.replica.share,
-        held=held,
+        held=in_flight(plan.schedule, s, len(pipeline.stages), count, rows),
         recompute=stage.recompute,
         zero=stage.zero,
         width=len(stage.replicas),
+        deferred=deferred(plan.schedule, s, count),
     )
-    return memory.total + seat.node.device.reserve_bytes

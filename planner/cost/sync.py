@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from arachne_runtime.plan.limits import BUCKET_BYTES
 from arachne_runtime.plan.plan import Plan
+from arachne_runtime.plan.schedule import num_rows
 from arachne_runtime.plan.segments import segments
 from arachne_runtime.units import Seconds
 
@@ -34,12 +35,9 @@ class _Group:
     name: str
     members: tuple[Address, ...]
     parameters: int
+    rows: frozenset[tuple[int, int]]
+    """(pipeline, row): who must be free for it; all replicas of a stage are in the same groups."""
     tie: bool = False
-
-    @property
-    def stages(self) -> set[tuple[int, int]]:
-        """Who must be free for it: all replicas of a stage are in the same groups."""
-        return {(p, s) for p, s, _ in self.members}
 
 
 def reductions_of(plan: Plan, seats: Seats, tables: Tables) -> list[Reduction]:
@@ -56,10 +54,16 @@ def reductions_of(plan: Plan, seats: Seats, tables: Tables) -> list[Reduction]:
     return found
 
 
+def rows_of(plan: Plan) -> tuple[int, ...]:
+    """Sets of devices of each pipeline: stage s runs on set s modulo their number."""
+    return tuple(num_rows(plan.schedule, pipeline) for pipeline in plan.pipelines)
+
+
 def _groups(plan: Plan, tables: Tables) -> Iterable[_Group]:
+    rows = rows_of(plan)
     for segment in reversed(segments(plan)):
         held = tables.own_parameters[segment.stop] - tables.own_parameters[segment.start]
-        yield _Group(f"{segment.start}:{segment.stop}", _replicas(plan, segment.holders), int(held))
+        yield _group(f"{segment.start}:{segment.stop}", plan, rows, segment.holders, int(held))
     for tie in tables.ties:
         holders = [
             (p, s)
@@ -67,11 +71,23 @@ def _groups(plan: Plan, tables: Tables) -> Iterable[_Group]:
             for s, stage in enumerate(pipeline.stages)
             if any(b in stage.blocks for b in tie.blocks)
         ]
-        yield _Group(f"tie:{tie.blocks[0]}", _replicas(plan, holders), tie.parameters, tie=True)
+        yield _group(f"tie:{tie.blocks[0]}", plan, rows, holders, tie.parameters, tie=True)
 
 
-def _replicas(plan: Plan, holders: Iterable[tuple[int, int]]) -> tuple[Address, ...]:
-    return tuple((p, s, r) for p, s in holders for r in range(len(plan.pipelines[p].stages[s].replicas)))
+def _group(
+    name: str,
+    plan: Plan,
+    rows: tuple[int, ...],
+    holders: Sequence[tuple[int, int]],
+    parameters: int,
+    tie: bool = False,
+) -> _Group:
+    """The replicas of some stages; a device that holds several of them (interleaved) takes part once."""
+    found = {(p, s % rows[p]): (p, s) for p, s in reversed(holders)}
+    members = tuple(
+        (p, s, r) for p, s in sorted(found.values()) for r in range(len(plan.pipelines[p].stages[s].replicas))
+    )
+    return _Group(name, members, parameters, frozenset(found), tie)
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,14 +119,14 @@ def _crowd(groups: Sequence[_Group], rings: Sequence[Ring]) -> dict[str, int]:
     A rank's segments are neighbours, so taking them greedily in order finds the most.
     """
     senders: dict[str, int] = {}
-    taken: dict[str, set[tuple[int, int]]] = {}
+    taken: dict[str, frozenset[tuple[int, int]]] = {}
     for group, ring in zip(groups, rings, strict=True):
         if len(ring.nodes) == 1 or group.tie:
             continue
         for node in ring.nodes:
             last = taken.get(node)
-            if last is None or last.isdisjoint(group.stages):
-                taken[node] = set(group.stages)
+            if last is None or last.isdisjoint(group.rows):
+                taken[node] = group.rows
                 senders[node] = senders.get(node, 0) + ring.most_tp
     return senders
 
@@ -126,19 +142,20 @@ def _ring_time(size: float, ring: Ring, senders: int, tables: Tables) -> Seconds
 
 
 def reduce(
-    reductions: list[Reduction], played: list[Played]
+    reductions: list[Reduction], played: list[Played], rows: tuple[int, ...]
 ) -> tuple[list[tuple[Seconds, Seconds]], list[list[list[Seconds]]]]:
-    """Start and end of each reduction, and when each replica is through with all of its own.
+    """Start and end of each reduction, and when each replica of a row is through with all of its own.
 
     A reduction starts when its last member has reached it: every rank issues its own in the one global order.
     """
-    free = [[list(stage) for stage in p.ready_s] for p in played]
+    free = [[list(stage) for stage in p.ready_s[:n]] for p, n in zip(played, rows, strict=True)]
     spans = []
     for reduction in reductions:
-        start = max(free[p][s][r] for p, s, r in reduction.members)
+        members = [(free[p][s % rows[p]], r) for p, s, r in reduction.members]
+        start = max(row[r] for row, r in members)
         end = start + reduction.seconds
-        for p, s, r in reduction.members:
-            free[p][s][r] = end
+        for row, r in members:
+            row[r] = end
         spans.append((start, end))
     return spans, free
 
@@ -149,7 +166,7 @@ def commit_seconds(seats: Seats, tables: Tables) -> Seconds:
     The latter is what the profile says of a step that computes nothing, on the slowest of the plan's types.
     """
     flat = [seat for pipeline in seats for stage in pipeline for seat in stage]
-    ranks = sum(seat.tp for seat in flat)
+    ranks = len({device for seat in flat for device in seat.replica.devices})
     step_s = max(map(tables.profile.step, {seat.node.device.name for seat in flat}))
     if ranks == 1:
         return step_s

@@ -14,6 +14,7 @@ from ..cluster import Cluster, index_of, node_of
 from ..limits import MAX_MICRO_BATCHES
 from ..model import ModelSpec
 from ..plan import Pipeline, Plan, Replica, ScheduleKind, Stage
+from ..schedule import num_rows
 from ..walk import child, said
 
 _DEVICE = re.compile(r"[^:\s]+:(0|[1-9][0-9]{0,8})")
@@ -177,6 +178,24 @@ def devices_are_used_once(plan: Plan) -> Iterator[Problem]:
                     yield Problem(path, f"{device} is already in {where}; a device belongs to one stage")
 
 
+def interleaved_stages_take_turns(plan: Plan) -> Iterator[Problem]:
+    """An interleaved pipeline deals its stages out to its sets of devices in turns, as many to each."""
+    if plan.schedule is not ScheduleKind.INTERLEAVED:
+        return
+    for p, pipeline in enumerate(plan.pipelines):
+        stages, rows = pipeline.stages, num_rows(plan.schedule, pipeline)
+        for s, stage in enumerate(stages):
+            path = f"$.pipelines[{p}].stages[{s}].replicas"
+            other = next((t for t in range(s) if set(stages[t].devices) & set(stage.devices)), None)
+            if s >= rows and stage.replicas != stages[s % rows].replicas:
+                yield Problem(path, f"must be those of stage {s % rows}: {rows} sets of devices take turns")
+            elif s < rows and other is not None:
+                yield Problem(path, f"has some devices of stage {other}, not all; a set holds whole stages")
+        if stages and len(stages) % rows:
+            message = f"{len(stages)} stages do not divide among {rows} sets of devices"
+            yield Problem(f"$.pipelines[{p}].stages", message)
+
+
 def tensor_groups_stay_in_a_node(plan: Plan) -> Iterator[Problem]:
     """The devices of a replica are its tensor-parallel group, which needs the node's fast links."""
     for path, replica in _replicas(plan):
@@ -322,6 +341,7 @@ PLAN_RULES: tuple[Callable[[Plan], Iterator[Problem]], ...] = (
     micro_batches_add_up,
     devices_are_well_named,
     devices_are_used_once,
+    interleaved_stages_take_turns,
     tensor_groups_stay_in_a_node,
     zero_is_0_to_3,
     expert_degrees_are_positive,
