@@ -66,7 +66,7 @@ def main() -> None:
     rows = defaultdict(list)
     for kind, row in (*_zorse(folder), *_sailor(folder)):
         rows[kind].append(row)
-    arithmetic = {kind: _fit(kind, rows[kind]) for kind in ("half", "tfloat32", "float32")}
+    arithmetic = {kind: fit_arithmetic(kind, rows[kind]) for kind in ("half", "tfloat32", "float32")}
     found = Rates(
         arithmetic=_with_head(arithmetic, list(_heads(folder))),
         like=LIKE,
@@ -82,7 +82,7 @@ def _zorse(folder: Path) -> Iterator[tuple[str, Row]]:
             spec = count(architecture(s.model, zorse.CONFIGS[s.model]), sequence=s.sequence, dtype=s.dtype)
             for n, *seconds in zip(s.samples, s.forward_s, s.backward_s, strict=True):
                 if n & (n - 1) == 0:
-                    yield _row(s.device, s.dtype, spec.blocks[1], n, tuple(seconds))
+                    yield row_of(s.device, s.dtype, spec.blocks[1], n, tuple(seconds))
 
 
 def _sailor(folder: Path) -> Iterator[tuple[str, Row]]:
@@ -94,7 +94,7 @@ def _sailor(folder: Path) -> Iterator[tuple[str, Row]]:
             dtype = "tfloat32" if t.device in ("A100-40", "A100-80", "GH200") else "float32"
             if t.tp == 1:
                 for n, *seconds in zip(t.samples, t.forward_s, t.backward_s, strict=True):
-                    yield _row(t.device, dtype, block, n, tuple(seconds))
+                    yield row_of(t.device, dtype, block, n, tuple(seconds))
 
 
 def _heads(folder: Path) -> Iterator[tuple[str, Row]]:
@@ -104,19 +104,19 @@ def _heads(folder: Path) -> Iterator[tuple[str, Row]]:
         dtype = "tfloat32" if t.device in ("A100-40", "A100-80", "GH200") else "float32"
         if t.tp == 1:
             for n, *seconds in zip(t.samples, t.forward_s, t.backward_s, strict=True):
-                yield _row(t.device, dtype, spec.blocks[-1], n, tuple(seconds))
+                yield row_of(t.device, dtype, spec.blocks[-1], n, tuple(seconds))
 
 
-def _row(device: str, dtype: str, block: Any, samples: int, seconds: tuple[float, ...]) -> tuple[str, Row]:
+def row_of(device: str, dtype: str, block: Any, samples: int, seconds: tuple[float, ...]) -> tuple[str, Row]:
+    """A measurement, and the arithmetic that computed it."""
     speed = Speed.of(planner.catalog.device(device), dtype)
-    element = 2 if speed.kind == "half" or dtype == "float16" else 4
     forward, backward = seconds
-    return speed.kind if dtype != "float16" else "half", Row(
+    return speed.kind, Row(
         device=device,
         samples=samples,
         flops=block.flops,
         kept=block.activation_bytes,
-        weights=block.parameters * element,
+        weights=block.parameters * (2 if speed.kind == "half" else 4),
         peak=speed.peak,
         bandwidth=speed.device.memory_GBps * 1e9,
         seconds=(forward, backward),
@@ -155,7 +155,8 @@ class _Table:
         return least_squares(gaps, START, bounds=BOUNDS, loss="soft_l1", f_scale=0.1).x
 
 
-def _fit(kind: str, rows: Sequence[Row]) -> Arithmetic:
+def fit_arithmetic(kind: str, rows: Sequence[Row]) -> Arithmetic:
+    """The constants that explain the rows best, and how well they tell each device type unseen."""
     table = _Table(rows)
     everything = np.ones(len(rows), bool)
     total = table.seconds.sum(axis=0)
