@@ -1,30 +1,62 @@
 """What verbs take from the command line: a model or a profile, by file or by its name in the catalog."""
 
+import json
 from pathlib import Path
 
+from arachne_runtime.errors import UsageError
+from arachne_runtime.plan.cluster import Cluster
 from arachne_runtime.plan.files import read_model, read_profile
 from arachne_runtime.plan.model import ModelSpec
 from arachne_runtime.plan.profile import Profile
 
 
-def model_from(text: str) -> ModelSpec:
-    """The model in a file, or one of the catalog; UsageError, with the known names, where there is none."""
-    if is_file_name(text):
-        return read_model(Path(text))
-    from planner import catalog  # a verb that reads files does not need it
+def model_from(text: str, sequence: int | None = None) -> ModelSpec:
+    """A model.json, a Hugging Face config.json, or a model of the catalog, of ``sequence`` tokens a sample.
 
-    return catalog.model(text)
-
-
-def profile_from(text: str) -> Profile:
-    """The measurements in a file, or those that the catalog has for a model of that name."""
-    if is_file_name(text):
-        return read_profile(Path(text))
+    UsageError, with the known names, where there is none; a model.json has its own number of tokens.
+    """
     from planner import catalog
 
-    return catalog.profile(text)
+    if not is_file_name(text):
+        return catalog.model(text, sequence=sequence)
+    if not _is_config(Path(text)):
+        return read_model(Path(text))
+    if sequence is None:
+        raise UsageError(f"--model {text} says nothing of the length of samples: give --sequence, in tokens")
+    return catalog.model_from_config(Path(text), sequence=sequence)
+
+
+def profile_from(profile: str | None, model: str, spec: ModelSpec, cluster: Cluster) -> Profile:
+    """The measurements in a file, or those of the catalog by name; without either what the catalog knows.
+
+    That is measured where it has measurements of ``spec`` on the cluster's device types, else estimated and
+    marked so. UsageError for a model.json without a profile, or a device type that is not in the catalog.
+    """
+    if profile is not None and is_file_name(profile):
+        return read_profile(Path(profile))
+    from planner import catalog
+
+    if profile is not None:
+        return catalog.profile(profile)
+    if has_no_measurements(model):
+        raise UsageError(f"--model {model} is a file, so --profile must say where its measurements are")
+    return catalog.profile_for(spec, dict.fromkeys(entry.device for entry in cluster.node))
+
+
+def has_no_measurements(model: str) -> bool:
+    """Whether a model is one that somebody measured themselves, so that its profile is theirs to give."""
+    return is_file_name(model) and not _is_config(Path(model))
 
 
 def is_file_name(text: str) -> bool:
     """A text with a folder or an ending ``.json``, or the name of something that exists."""
     return "/" in text or text.endswith(".json") or Path(text).exists()
+
+
+def _is_config(path: Path) -> bool:
+    """Whether a file is a Hugging Face config.json: it has a ``model_type`` and no ``format`` of ours."""
+    try:
+        found = json.loads(path.read_bytes())
+    except (OSError, ValueError):  # the reader of documents says what is wrong with it
+        return False
+    return isinstance(found, dict) and "model_type" in found and "format" not in found

@@ -190,6 +190,49 @@ def test_a_model_file_needs_a_profile(folder):
     assert "--profile" in done.stderr
 
 
+GPUS = """
+format = "arachne.cluster/1"
+[[node]]
+name = "a"
+device = "A100-40"
+gpus = 2
+[network]
+inter_GBps = 12.5
+"""
+LLAMA = {
+    "model_type": "llama",
+    "hidden_size": 256,
+    "intermediate_size": 688,
+    "num_attention_heads": 4,
+    "num_hidden_layers": 3,
+    "vocab_size": 1000,
+    "max_position_embeddings": 512,
+}
+
+
+def test_a_config_json_and_a_name_need_no_profile(tmp_path):
+    (tmp_path / "cluster.toml").write_text(GPUS)
+    (tmp_path / "tiny").mkdir()
+    (tmp_path / "tiny" / "config.json").write_text(json.dumps(LLAMA))
+    arguments = ("plan", "--cluster", "cluster.toml", "--global-batch", "8", "--time-budget", "0.5")
+    done = arachne(
+        tmp_path, *arguments, "--model", "tiny/config.json", "--sequence", "256", "--out", "p.json"
+    )
+    assert done.returncode == 0, done.stderr
+    assert "plan of tiny\n  global batch  8 samples of 256 tokens\n" in done.stdout
+    assert "figures: A100-40 analytic" in done.stdout
+    assert read_plan(tmp_path / "p.json").num_blocks == 5
+    done = arachne(tmp_path, *arguments, "--model", "tiny/config.json")
+    assert (done.returncode, "give --sequence" in done.stderr) == (ExitCode.USAGE, True)
+    done = arachne(tmp_path, *arguments, "--model", "gpt2", "--sequence", "512", "--out", "g.json")
+    assert done.returncode == 0, done.stderr
+    assert "plan of gpt2\n  global batch  8 samples of 512 tokens\n" in done.stdout
+    for verb in ("show", "simulate"):
+        done = arachne(tmp_path, verb, "g.json", "--cluster", "cluster.toml", "--model", "gpt2")
+        assert done.returncode == 0, done.stderr
+        assert "figures: A100-40 analytic" in done.stdout
+
+
 def test_a_bar_is_drawn_on_a_terminal_only(folder):
     ours, theirs = pty.openpty()
     files = ("--cluster", "cluster.toml", "--model", "model.json", "--profile", "profile.json")

@@ -8,6 +8,7 @@ from arachne_runtime.plan import files
 from arachne_runtime.plan.cluster import Cluster
 from arachne_runtime.plan.model import ModelSpec
 from arachne_runtime.plan.plan import Plan
+from arachne_runtime.plan.profile import Profile
 
 from ..inputs import model_from, profile_from
 from ..pricing import price_alone
@@ -43,15 +44,15 @@ def tell_run(
 def _report(path: Path, run: Path, cluster: Path | None, model: str | None, profile: str | None) -> RunReport:
     if cluster is None or model is None:
         return report_run(files.read_plan(path), run)
-    places, spec = files.read_cluster(cluster), model_from(model)
+    places, spec = files.read_cluster(cluster), model_from(model, files.read_plan(path).sequence)
     plan = files.read_plan(path, cluster=places, model=spec)
-    return _priced(plan, run, places, spec, model if profile is None else profile)
+    return _priced(plan, run, places, spec, profile_from(profile, model, spec, places))
 
 
-def _priced(plan: Plan, run: Path, places: Cluster, spec: ModelSpec, profile: str) -> RunReport:
+def _priced(plan: Plan, run: Path, places: Cluster, spec: ModelSpec, profile: Profile) -> RunReport:
     from planner.cost import Infeasible
 
-    found = price_alone(plan, places, spec, profile_from(profile))
+    found = price_alone(plan, places, spec, profile)
     if isinstance(found, Infeasible):
         return report_run(plan, run, unpriced=f"its price says that it does not fit: {found.reason}")
     return report_run(plan, run, timeline=found.timeline, predicted_s=found.iteration_s)

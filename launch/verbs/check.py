@@ -30,7 +30,7 @@ def command(
         found = read_plan(
             plan,
             cluster=read_cluster(cluster) if cluster else None,
-            model=model_from(model) if model else None,
+            model=model_from(model, read_plan(plan).sequence) if model else None,
         )
     except InvalidFileError as error:
         if not as_json:

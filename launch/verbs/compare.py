@@ -43,7 +43,9 @@ class Row:
 def command(
     plans: Annotated[list[Path], typer.Argument(help="Plans to compare (plan.json).")],
     cluster: Annotated[Path | None, typer.Option(help="The devices: a cluster.toml.")] = None,
-    model: Annotated[str | None, typer.Option(help="A model.json, or a name of the catalog.")] = None,
+    model: Annotated[
+        str | None, typer.Option(help="A name of the catalog, a model.json, or a config.json.")
+    ] = None,
     profile: Annotated[
         str | None, typer.Option(help="A profile.json, or a name of the catalog (default: the model's).")
     ] = None,
@@ -63,19 +65,19 @@ def command(
         return None
     if cluster is None or model is None:
         raise UsageError("plans are priced for devices and a model: give --cluster and --model")
-    read, request = _problem(plans, cluster, model, model if profile is None else profile)
+    read, request = _problem(plans, cluster, model, profile)
     rows = sorted(_rows(read, request), key=lambda row: -row.samples_per_s)
     print(_as_json(rows) if as_json else _as_text(rows))
     return None if any(row.samples_per_s for row in rows) else ExitCode.NO_FEASIBLE_PLAN
 
 
 def _problem(
-    plans: Sequence[Path], cluster: Path, model: str, profile: str
+    plans: Sequence[Path], cluster: Path, model: str, profile: str | None
 ) -> "tuple[list[tuple[str, Plan]], Request]":
     """The plans by file name, and the one planning problem that all of them answer."""
     from planner import Request
 
-    places, spec, measured = read_cluster(cluster), model_from(model), profile_from(profile)
+    places, spec = read_cluster(cluster), model_from(model, read_plan(plans[0]).sequence)
     read = [(str(path), read_plan(path, cluster=places, model=spec)) for path in plans]
     batches = {plan.global_batch for _, plan in read}
     if len(batches) > 1:
@@ -86,7 +88,7 @@ def _problem(
     return read, Request(
         cluster=places,
         model=spec,
-        profile=measured,
+        profile=profile_from(profile, model, spec, places),
         global_batch=batches.pop(),
         schedules=tuple(dict.fromkeys(plan.schedule for _, plan in read)),
     )

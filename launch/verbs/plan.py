@@ -14,7 +14,7 @@ from arachne_runtime.plan.files import read_cluster, write
 from arachne_runtime.plan.model import ModelSpec
 from arachne_runtime.units import format_seconds
 
-from ..inputs import is_file_name, model_from, profile_from
+from ..inputs import model_from, profile_from
 
 if TYPE_CHECKING:  # loads NumPy, which `arachne --help` does without
     from planner import Progress as SearchProgress
@@ -26,12 +26,12 @@ MOST_WHAT_IF_S = 0.5
 
 def command(
     cluster: Annotated[Path, typer.Option(help="The devices: a cluster.toml.")],
-    model: Annotated[str, typer.Option(help="A model.json, or a name of the catalog.")],
+    model: Annotated[str, typer.Option(help="A name of the catalog, a model.json, or a config.json.")],
     global_batch: Annotated[int, typer.Option(help="Samples of a training step; no plan changes it.")],
     profile: Annotated[
         str | None, typer.Option(help="A profile.json, or a name of the catalog (default: the model's).")
     ] = None,
-    sequence: Annotated[int | None, typer.Option(help="Tokens of a sample; must be the model's.")] = None,
+    sequence: Annotated[int | None, typer.Option(help="Tokens of a sample.")] = None,
     out: Annotated[Path | None, typer.Option(help="Write the plan here (plan.json).")] = None,
     time_budget: Annotated[float, typer.Option(help="Seconds that the search may take.")] = 5.0,
     as_json: Annotated[bool, typer.Option("--json", help="Print all of it as JSON.")] = False,
@@ -46,14 +46,14 @@ def command(
     from ..report import answers
     from ..report.tell_plan import found_answer, found_text
 
-    places, spec = read_cluster(cluster), model_from(model)
+    places, spec = read_cluster(cluster), model_from(model, sequence)
     _check_sequence(spec, sequence)
     if time_budget <= 0:
         raise UsageError(f"--time-budget {time_budget:g} is not above 0 seconds")
     request = Request(
         cluster=places,
         model=spec,
-        profile=profile_from(_profile_name(model, profile)),
+        profile=profile_from(profile, model, spec, places),
         global_batch=global_batch,
     )
     with _progress_bar() as on_progress:
@@ -74,12 +74,6 @@ def _check_sequence(model: ModelSpec, sequence: int | None) -> None:
             f"--sequence {sequence}: the costs of {model.name} are for samples of {model.sequence} tokens; "
             f"measure it at {sequence} with `arachne profile`, or leave --sequence out"
         )
-
-
-def _profile_name(model: str, profile: str | None) -> str:
-    if profile is None and is_file_name(model):
-        raise UsageError(f"--model {model} is a file, so --profile must say where its measurements are")
-    return model if profile is None else profile
 
 
 @contextmanager

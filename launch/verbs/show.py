@@ -1,4 +1,4 @@
-"""``arachne show``: a plan as text; with cluster, model and profile its price, as text, page and trace."""
+"""``arachne show``: a plan as text; with cluster and model its price, as text, page and trace."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -11,7 +11,7 @@ from arachne_runtime.plan.files import read_cluster, read_plan, write_whole
 from arachne_runtime.plan.model import ModelSpec
 from arachne_runtime.plan.plan import Plan
 
-from ..inputs import model_from, profile_from
+from ..inputs import has_no_measurements, model_from, profile_from
 from ..pricing import request_alone
 
 if TYPE_CHECKING:  # loads NumPy, which `arachne --help` does without
@@ -26,10 +26,10 @@ def command(
         Path | None, typer.Option(help="Show the types of its devices, from cluster.toml.")
     ] = None,
     model: Annotated[
-        str | None, typer.Option(help="Its model: a model.json, or a name of the catalog.")
+        str | None, typer.Option(help="Its model: a name of the catalog, a model.json, or a config.json.")
     ] = None,
     profile: Annotated[
-        str | None, typer.Option(help="Price it with a profile.json, or one of the catalog.")
+        str | None, typer.Option(help="A profile.json, or a name of the catalog (default: the model's).")
     ] = None,
     grid: Annotated[bool, typer.Option("--grid", help="Show the order of actions in each pipeline.")] = False,
     html: Annotated[Path | None, typer.Option(help="Draw the priced plan on this page.")] = None,
@@ -38,18 +38,14 @@ def command(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print all of it as JSON.")] = False,
 ) -> int | None:
-    """Show a plan; with cluster, model and profile also its price."""
+    """Show a plan; with its cluster and model also its price."""
     from ..report import answers, tell_show
 
     places = read_cluster(cluster) if cluster else None
-    spec = model_from(model) if model else None
+    spec = model_from(model, read_plan(plan).sequence) if model else None
     found = read_plan(plan, cluster=places, model=spec)
-    request = _request(found, places, spec, profile) if profile else None
-    for option, path in (("--html", html), ("--trace", trace)):
-        if path is not None and request is None:
-            raise UsageError(
-                f"{option} draws the priced plan, so --cluster, --model and --profile are needed"
-            )
+    asking = {"--profile": profile, "--html": html, "--trace": trace}
+    request = _request(found, places, model, spec, profile, [o for o, given in asking.items() if given])
     price = misfit = None
     if request is not None:
         price, misfit = _priced(found, request, html, trace)
@@ -58,11 +54,22 @@ def command(
     return ExitCode.NO_FEASIBLE_PLAN if misfit else None
 
 
-def _request(plan: Plan, cluster: Cluster | None, model: ModelSpec | None, profile: str) -> "Request":
-    if cluster is None or model is None:
+def _request(
+    plan: Plan,
+    cluster: Cluster | None,
+    model: str | None,
+    spec: ModelSpec | None,
+    profile: str | None,
+    asking: list[str],
+) -> "Request | None":
+    """The problem whose price is told; None without its inputs, unless options are ``asking`` for a price."""
+    if cluster is not None and model is not None and spec is not None:
+        if asking or not has_no_measurements(model):
+            return request_alone(plan, cluster, spec, profile_from(profile, model, spec, cluster))
+    elif asking:
         missing = "--cluster" if cluster is None else "--model"
-        raise UsageError(f"--profile prices the plan, which also needs {missing}")
-    return request_alone(plan, cluster, model, profile_from(profile))
+        raise UsageError(f"{asking[0]} prices the plan, which also needs {missing}")
+    return None
 
 
 def _priced(

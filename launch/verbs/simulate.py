@@ -15,7 +15,9 @@ from ..pricing import request_alone
 def command(
     plan: Annotated[Path, typer.Argument(help="The plan to price (plan.json).")],
     cluster: Annotated[Path, typer.Option(help="The devices: a cluster.toml.")],
-    model: Annotated[str, typer.Option(help="Its model: a model.json, or a name of the catalog.")],
+    model: Annotated[
+        str, typer.Option(help="Its model: a name of the catalog, a model.json, or a config.json.")
+    ],
     profile: Annotated[
         str | None, typer.Option(help="A profile.json, or a name of the catalog (default: the model's).")
     ] = None,
@@ -33,10 +35,10 @@ def command(
     from ..report import answers
     from ..report.tell_simulation import assumed_network, simulation_answer, simulation_text
 
-    places, spec = read_cluster(cluster), model_from(model)
+    places = read_cluster(cluster)
+    spec = model_from(model, read_plan(plan).sequence)
     found = read_plan(plan, cluster=places, model=spec)
-    measured = profile_from(model if profile is None else profile)
-    request = request_alone(found, places, spec, measured)
+    request = request_alone(found, places, spec, profile_from(profile, model, spec, places))
     so = with_network(request, inter_GBps=inter_gbps, latency_us=latency_us)
     price, misfit = answers.price_or_misfit(found, so)
     assumed = assumed_network(inter_gbps, latency_us)
