@@ -46,6 +46,8 @@ class Broad:
         self.columns: Columns | None = None
         self._seen: set[Line] = set()
         self._priced: set[Line] = set()
+        self._aliases: set[float] = set()
+        """Closed forms of what was priced: copies of one width are the same plan as one copy of all widths."""
 
     def run(self) -> None:
         """All steps; SearchOverError once the budget is spent."""
@@ -165,10 +167,11 @@ class Broad:
         for k in order[: 4 * number]:
             if left == 0 or values[k] > NEAR * values[order[0]]:
                 return
-            line = self._line(k)
-            if line in self._priced:
+            line, alias = self._line(k), float(values[k])
+            if line in self._priced or alias in self._aliases:
                 continue
             self._priced.add(line)
+            self._aliases.add(alias)
             part = alike(self.columns, int(k), self.request.global_batch)
             if part is not None:
                 left -= 1

@@ -153,9 +153,9 @@ class Completion:
         after = self._update(templates, bounds) + self.request.profile.step_s
         best: tuple[Floats, ...] | None = None
         for by_stage in (True, False):
-            hop = self._hops(templates, bounds, by_stage)
+            messages = self._messages(templates, bounds, by_stage)
             sync = self._sync(templates, bounds, by_stage)
-            found = _closed_form(forward, backward, hop, sync, counts)
+            found = _closed_form(forward, backward, messages, sync, counts)
             chosen = np.full(len(templates), by_stage)
             if best is None:
                 best = *found, chosen
@@ -194,21 +194,48 @@ class Completion:
             )
         return self._updates[key]
 
-    def _hops(self, t: Templates, bounds: Ints, by_stage: bool) -> tuple[Floats, Floats]:
-        """``[K, S - 1]``: seconds of a message over each boundary, down and back up."""
+    def _messages(self, t: Templates, bounds: Ints, by_stage: bool) -> "_Messages":
+        """What crosses the boundaries, as ``planner.cost.actors`` counts it."""
         a, b = slice(None, -1), slice(1, None)
-        there, share = t.width[:, b] > 0, _shares(t)
+        share, there = _shares(t), t.width[:, b] > 0
         outputs = self.request.tables.output_bytes
         size = self.request.tables.at(outputs, np.maximum(bounds[:, 1:-1] - 1, 0))
-        size = size * np.maximum(share[:, a], share[:, b])
+        size = np.where(there, size * np.maximum(share[:, a], share[:, b]), 0.0)
         inside, seats_a, seats_b = self._neighbours(t, by_stage)
-        each = np.minimum(t.tp[:, a], t.tp[:, b])
-        down = self.network.lines(t.pool[:, a], t.pool[:, b], inside, seats_a * each)
-        up = self.network.lines(t.pool[:, a], t.pool[:, b], inside, seats_b * each)
-        return (
-            np.where(there, -(-t.tp[:, b] // t.tp[:, a]) * (down[0] + down[1] * size), 0.0),
-            np.where(there, -(-t.tp[:, a] // t.tp[:, b]) * (up[0] + up[1] * size), 0.0),
+        streams = np.minimum(t.tp[:, a], t.tp[:, b])
+        down, up = (
+            fixed + each * size / streams + self._gather(t.pool[:, end], t.tp[:, end], size)
+            for (fixed, each), end in (
+                (self.network.lines(t.pool[:, a], t.pool[:, b], inside, seats_a * streams), b),
+                (self.network.lines(t.pool[:, a], t.pool[:, b], inside, seats_b * streams), a),
+            )
         )
+        down, up = np.where(there, down, 0.0), np.where(there, up, 0.0)
+        first, last = (
+            [np.where(there, busy, 0.0) for busy in self._busy(t.pool[:, end], size, down, up)]
+            for end in (a, b)
+        )
+        return _Messages(
+            down=np.maximum(0.0, down - last[0]),
+            up=np.maximum(0.0, up - first[1]),
+            forward=np.pad(last[0], ((0, 0), (1, 0))),
+            backward=np.pad(first[1], ((0, 0), (0, 1))),
+            tail=np.pad(first[0], ((0, 0), (0, 1))) + np.pad(last[1], ((0, 0), (1, 0))),
+        )
+
+    def _gather(self, pool: Ints, tp: Ints, size: Floats) -> Floats:
+        """Ranks of a receiving group hand each other their parts."""
+        fixed, each = self.network.lines(pool, pool, np.ones_like(pool, bool), np.ones_like(pool))
+        return (tp - 1) * (fixed + each * size / tp)
+
+    def _busy(self, pool: Ints, size: Floats, down: Floats, up: Floats) -> tuple[Floats, Floats]:
+        """Computing that a message down and one up cost a device of these pools."""
+        types = [self.request.fleet.node(p.nodes[0][0]).device for p in self.supply.pools]
+        fixed = np.array([d.hop_busy_s for d in types])[pool]
+        each = np.array([d.hop_busy_s_per_byte for d in types])[pool]
+        waits = np.array([not d.hop_overlaps for d in types])[pool]
+        own = fixed + each * size
+        return own + np.where(waits, down, 0.0), own + np.where(waits, up, 0.0)
 
     def _neighbours(self, t: Templates, by_stage: bool) -> tuple[Bools, Ints, Ints]:
         """Whether two neighbour stages share a node, and replicas of either's node that send at once."""
@@ -274,8 +301,24 @@ def _devices_of_own_pool(t: Templates) -> Ints:
     return found
 
 
+@dataclass(frozen=True, slots=True)
+class _Messages:
+    """Seconds a micro-batch: waiting for messages by boundary, computing that they cost by stage."""
+
+    down: Floats
+    """``[K, S - 1]``"""
+    up: Floats
+    """``[K, S - 1]``"""
+    forward: Floats
+    """``[K, S]``: receiving, before a forward."""
+    backward: Floats
+    """``[K, S]``: receiving, before a backward."""
+    tail: Floats
+    """``[K, S]``: sending, behind both."""
+
+
 def _closed_form(
-    forward: Floats, backward: Floats, hops: tuple[Floats, Floats], sync: Floats, counts: Ints
+    forward: Floats, backward: Floats, messages: _Messages, sync: Floats, counts: Ints
 ) -> tuple[Floats, Floats, Floats]:
     """Seconds of one micro-batch more, of the pipeline, and of reductions that outlast it.
 
@@ -284,15 +327,16 @@ def _closed_form(
     reduction starts when its own last backward is done, before those of the earlier stages.
     """
     size = forward.shape[1]
-    down, up = hops
-    behind, before = np.pad(down, ((0, 0), (0, 1))), np.pad(up, ((0, 0), (1, 0)))
-    slowest = (np.maximum(forward, behind) + np.maximum(backward, before)).max(axis=1)
-    work, messages = forward + backward, down + up
+    forward, backward = forward + messages.forward, backward + messages.backward
+    behind, before = np.pad(messages.down, ((0, 0), (0, 1))), np.pad(messages.up, ((0, 0), (1, 0)))
+    slowest = np.maximum(forward, behind) + np.maximum(backward, before)
+    slowest = np.maximum(slowest, forward + backward + messages.tail).max(axis=1)
+    work, waits = forward + backward, messages.down + messages.up
     for span in range(2, min(size, WIDEST_CIRCLE) + 1):
         there = work[:, span - 1 :] > 0
-        circle = _windows(work, span) + _windows(messages, span - 1)
+        circle = _windows(work, span) + _windows(waits, span - 1)
         slowest = np.maximum(slowest, np.where(there, circle / span, 0).max(axis=1))
-    through = work.sum(axis=1) + messages.sum(axis=1)
+    through = work.sum(axis=1) + waits.sum(axis=1)
     earlier = np.cumsum(backward + before, axis=1) - backward
     outlasts = np.maximum(0.0, (sync - earlier).max(axis=1))
     return slowest, (counts - 1) * slowest + through, outlasts
