@@ -47,7 +47,7 @@ class Broad:
         self._seen: set[Line] = set()
         self._priced: set[Line] = set()
         self._aliases: set[float] = set()
-        """Closed forms of what was priced: copies of one width are the same plan as one copy of all widths."""
+        """Closed forms of what was priced: copies of one width are the same plan as one of all widths."""
 
     def run(self) -> None:
         """All steps; SearchOverError once the budget is spent."""

@@ -143,8 +143,11 @@ class Completion:
 
     def _reaches(self, row: Ints, held: Ints) -> tuple[Ints, Ints, Ints]:
         known, inverse = np.unique(row * 2**20 + held, return_inverse=True)
-        pairs = [self.rows.reach(*divmod(int(c), 2**20)) for c in known]
-        plain, again = (np.stack([pair[i] for pair in pairs]) for i in (0, 1))
+        rows, flights = np.divmod(known, 2**20)
+        different, first = np.unique(rows, return_index=True)
+        parts = zip(different.tolist(), np.split(flights, first[1:]), strict=True)
+        pairs = [self.rows.reach(r, part) for r, part in parts]
+        plain, again = (np.concatenate([pair[i] for pair in pairs]) for i in (0, 1))
         return np.asarray(inverse.reshape(row.shape), np.int64), plain, again
 
     def _timed(self, templates: Templates, row: Ints, bounds: Ints, again: Bools, counts: Ints) -> Columns:

@@ -170,15 +170,7 @@ def _whole(completion: Completion, row: Ints) -> tuple[Floats, Floats]:
     forward, backward = completion.rows.seconds
     at = np.maximum(row, 0)
     whole = forward[at, -1] + backward[at, -1]
-    parts = np.array([_part(completion, int(r)) if r >= 0 else 0.0 for r in row])
-    return whole, parts
-
-
-def _part(completion: Completion, row: int) -> float:
-    """The longest run of blocks that fits with one micro-batch in flight, as a part of all blocks."""
-    plain, again = completion.rows.reach(row, 1)
-    starts = np.arange(len(plain))
-    return float((np.maximum(plain, again) - starts).max() / completion.rows.num_blocks)
+    return whole, completion.rows.whole_fits(at)
 
 
 def _templates(rows: Ints, order: Sequence[int]) -> Templates:

@@ -4,25 +4,15 @@ A row is a replica's hardware with its share; many stages of many templates have
 are the price's own (``planner.cost``), for every run of blocks at once.
 """
 
-from dataclasses import dataclass
-
 import numpy as np
 from numpy.typing import NDArray
 
 from ..request import Request
-from .held import most_held
+from .held import Held, Option
 from .supply import Supply
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
-
-
-@dataclass(frozen=True, slots=True, order=True)
-class Option:
-    """What a stage may do to save memory, cheapest first."""
-
-    recompute: bool
-    zero: int
 
 
 class Rows:
@@ -38,8 +28,10 @@ class Rows:
         self._forward: list[Floats] = []
         self._backward: list[Floats] = []
         self._stacked: tuple[Floats, Floats] | None = None
-        self._held: dict[tuple[int, Option], Ints] = {}
-        self._reach: dict[tuple[int, int], tuple[Ints, Ints]] = {}
+        self._tables = Held(request.tables)
+        self._parts: dict[int, float] = {}
+        self._held: dict[int, list[Ints]] = {}
+        self._most: dict[int, tuple[Ints, Ints]] = {}
 
     def of(self, pool: Ints, tp: Ints, share: Ints, width: Ints) -> Ints:
         """Row of each stage, any shape; -1 where its share was not measured, or its width is 0.
@@ -86,48 +78,55 @@ class Rows:
             self._stacked = np.stack(self._forward), np.stack(self._backward)
         return self._stacked
 
-    def held(self, row: int, option: Option) -> Ints:
-        """``[start, stop]``: micro-batches of a run that a replica can keep in flight; 0 where none fits."""
-        key = row, option
-        found = self._held.get(key)
-        if found is None:
-            found = self._held[key] = self._most_held(row, option)
-        return found
+    def whole_fits(self, row: Ints) -> Floats:
+        """Parts of the whole model that one stage of each row holds, if blocks were sand: all rows at once.
 
-    def _most_held(self, row: int, option: Option) -> Ints:
-        pool, tp, share, width = self._keys[row]
-        return most_held(
-            self.request.tables,
-            device=self.supply.pools[pool].device,
-            tp=tp,
-            samples=share,
-            room_bytes=self.supply.pools[pool].room_bytes,
-            recompute=option.recompute,
-            zero=option.zero,
-            width=width,
-        )
-
-    def reach(self, row: int, held: int) -> tuple[Ints, Ints]:
-        """``[start]``: the last stop that fits with ``held`` in flight, without and with recomputation.
-
-        The start itself where nothing fits.
+        States of the parameters, and what one micro-batch keeps; ZeRO as far as it may go.
         """
-        key = row, held
-        found = self._reach.get(key)
+        return np.array([self._part(int(r)) for r in row])
+
+    def _part(self, row: int) -> float:
+        found = self._parts.get(row)
         if found is None:
-            plain, again = (self._last_stop(row, held, recompute) for recompute in (False, True))
-            found = self._reach[key] = plain, again
+            pool, tp, share, width = self._keys[row]
+            tables, sizes = self.request.tables, self.request.model.bytes_per_parameter
+            sharers = width if self.request.max_zero else 1
+            states = sizes.weight + sizes.gradient + sizes.optimizer / sharers
+            device = self.supply.pools[pool].device
+            kept = tables.activations(0, self.num_blocks, device, tp, share)
+            whole = tables.parameters(0, self.num_blocks) * states / tp + float(kept)
+            found = self._parts[row] = min(1.0, self.supply.pools[pool].room_bytes / whole)
         return found
 
-    def _last_stop(self, row: int, held: int, recompute: bool) -> Ints:
-        starts = np.arange(self.num_blocks + 1)
-        found = starts
-        for option in self.options:
-            if option.recompute is recompute:
-                fits = self.held(row, option) >= held
-                last = self.num_blocks - np.argmax(fits[:, ::-1], axis=1)
-                found = np.maximum(found, np.where(fits.any(axis=1), last, starts))
+    def held(self, row: int) -> list[Ints]:
+        """By option, ``[start, stop]``: micro-batches that a replica can keep in flight, or 0."""
+        found = self._held.get(row)
+        if found is None:
+            pool, tp, share, width = self._keys[row]
+            found = self._held[row] = self._tables.most(
+                self.options,
+                device=self.supply.pools[pool].device,
+                tp=tp,
+                samples=share,
+                room_bytes=self.supply.pools[pool].room_bytes,
+                width=width,
+            )
         return found
+
+    def reach(self, row: int, held: Ints) -> tuple[Ints, Ints]:
+        """``[held, start]``: the last stop that fits, without and with recomputation.
+
+        The start itself where nothing fits. ``held``: micro-batches in flight.
+        """
+        found = self._most.get(row)
+        if found is None:
+            tables = self.held(row)
+            plain, again = (
+                np.maximum.reduce([t for o, t in zip(self.options, tables, strict=True) if o.recompute is r])
+                for r in (False, True)
+            )
+            found = self._most[row] = _not_rising(plain), _not_rising(again)
+        return _last_stops(found[0], held), _last_stops(found[1], held)
 
     def option(
         self, stage: tuple[int, int, int], micro_batch: int, start: int, stop: int, held: int
@@ -138,4 +137,16 @@ class Rows:
         row = int(self.of(*(np.array([x]) for x in (pool, tp, share, width)))[0])
         if row < 0:
             return None
-        return next((o for o in self.options if self.held(row, o)[start, stop] >= held), None)
+        tables = zip(self.options, self.held(row), strict=True)
+        return next((option for option, table in tables if table[start, stop] >= held), None)
+
+
+def _not_rising(table: Ints) -> Ints:
+    """The largest value at each stop or behind it."""
+    found: Ints = np.maximum.accumulate(table[:, ::-1], axis=1)[:, ::-1]
+    return found
+
+
+def _last_stops(most: Ints, held: Ints) -> Ints:
+    count = (most[None] >= held[:, None, None]).sum(axis=2)
+    return np.asarray(np.where(count > 0, count - 1, np.arange(len(most))), np.int64)

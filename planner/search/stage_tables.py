@@ -15,7 +15,7 @@ from arachne_runtime.units import Bytes, Seconds
 
 from ..request import Request
 from .cut import Table
-from .held import most_held
+from .held import Held, Option
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -50,6 +50,7 @@ class StageTables:
         self.num_blocks = len(request.model.blocks)
         self._seconds: dict[tuple[Hardware, int], tuple[Table, Table]] = {}
         self._whole: dict[tuple[Hardware, int], Seconds] = {}
+        self._tables = Held(request.tables)
         self._held: dict[tuple[Hardware, int, bool], NDArray[np.int64]] = {}
         self._times: dict[tuple[Hardware, int, int, bool], Table] = {}
         self._floors: dict[tuple[Hardware, int, int, int, bool], Table] = {}
@@ -97,14 +98,15 @@ class StageTables:
         key = hardware, samples, recompute
         found = self._held.get(key)
         if found is None:
-            found = self._held[key] = most_held(
-                self.request.tables,
+            (table,) = self._tables.most(
+                (Option(recompute, 0),),
                 device=hardware.device,
                 tp=hardware.tp,
                 samples=samples,
                 room_bytes=hardware.room_bytes,
-                recompute=recompute,
+                width=1,
             )
+            found = self._held[key] = table
         return found
 
     def times(self, hardware: Hardware, samples: int, held: int, recompute: bool) -> Table:
