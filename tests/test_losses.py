@@ -1,5 +1,6 @@
 """The share of the ideal and what takes the rest: by hand, and adding up for any plan."""
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -7,7 +8,7 @@ from hypothesis import strategies as st
 from arachne_runtime.errors import NoFeasiblePlanError
 from arachne_runtime.plan.cluster import Cluster, Network, NodeEntry
 from arachne_runtime.plan.model import BlockSpec, ModelSpec
-from arachne_runtime.plan.plan import Pipeline, Plan, Replica, Stage
+from arachne_runtime.plan.plan import Pipeline, Plan, Replica, ScheduleKind, Stage
 from arachne_runtime.plan.profile import BlockTiming, Profile, TpCommunication, UpdateTiming
 from planner.explain import Losses, LossKind, share_of_ideal
 from planner.request import Request
@@ -23,7 +24,11 @@ def test_ideal_and_losses_add_up_to_the_iteration(data):
     cluster, model = data.draw(clusters(types=TYPES)), data.draw(models())
     plan = data.draw(
         plans(
-            devices=cluster.devices, num_blocks=len(model.blocks), model=model.name, sequence=model.sequence
+            devices=cluster.devices,
+            num_blocks=len(model.blocks),
+            model=model.name,
+            sequence=model.sequence,
+            schedules=[kind for kind in ScheduleKind if kind is not ScheduleKind.INTERLEAVED],
         )
     )
     request = Request(
@@ -51,6 +56,7 @@ def problem(
     output_bytes: int = 0,
     parameters: int = 0,
     memory_GiB: float = 40.0,
+    schedules: tuple[ScheduleKind, ...] = (ScheduleKind.ONE_F_ONE_B,),
     **fields,
 ) -> Request:
     entries = tuple(
@@ -80,6 +86,7 @@ def problem(
         model=ModelSpec(name="m", sequence=1, blocks=(layer,) * blocks),
         profile=Profile(model="m", sequence=1, timings=tuple(timings), updates=updates, **fields),
         global_batch=batch,
+        schedules=schedules,
     )
 
 
@@ -132,6 +139,20 @@ def test_equal_stages_lose_bubbles_only():
         plan_of(request, 4, stage((0, 1), ("f:0", 1)), stage((1, 2), ("f:1", 1))), request
     )
     only(losses, BUBBLES=3.0)  # one of five slots of 3 s
+
+
+def test_a_schedule_of_two_stages_a_device_halves_the_bubble():
+    request = problem(("f", "fast", 2), batch=4, blocks=4, schedules=(ScheduleKind.INTERLEAVED,))
+    stages = [stage((s, s + 1), (f"f:{s % 2}", 1)) for s in range(4)]
+    plan = msgspec.structs.replace(plan_of(request, 4, *stages), schedule=ScheduleKind.INTERLEAVED)
+    only(share_of_ideal(plan, request), BUBBLES=3.0)  # half of the 6 s that a stage of two blocks takes
+
+
+def test_a_zero_bubble_schedule_leaves_a_third():
+    request = problem(("f", "fast", 2), batch=4, schedules=(ScheduleKind.ZERO_BUBBLE,))
+    plan = plan_of(request, 4, stage((0, 1), ("f:0", 1)), stage((1, 2), ("f:1", 1)))
+    plan = msgspec.structs.replace(plan, schedule=ScheduleKind.ZERO_BUBBLE)
+    only(share_of_ideal(plan, request), BUBBLES=1.0)
 
 
 def test_recomputation_is_a_forward():

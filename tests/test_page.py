@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from arachne_runtime.plan.alike import alike
 from arachne_runtime.plan.cluster import Cluster, Network, NodeEntry
-from arachne_runtime.plan.plan import Pipeline, Plan, Replica, Stage
+from arachne_runtime.plan.plan import Pipeline, Plan, Replica, ScheduleKind, Stage
 from launch.report.markup import joined, tag
 from launch.report.page import render_page
 from launch.report.page.colours import _hex
@@ -135,7 +135,11 @@ def test_every_span_of_every_lane_is_a_bar(data):
     cluster, model = data.draw(clusters(types=TYPES)), data.draw(models())
     plan = data.draw(
         plans(
-            devices=cluster.devices, num_blocks=len(model.blocks), model=model.name, sequence=model.sequence
+            devices=cluster.devices,
+            num_blocks=len(model.blocks),
+            model=model.name,
+            sequence=model.sequence,
+            schedules=[kind for kind in ScheduleKind if kind is not ScheduleKind.INTERLEAVED],
         )
     )
     request = Request(

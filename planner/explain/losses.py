@@ -5,18 +5,22 @@ loss is the part of that budget that went there, over the total speed: so it is 
 """
 
 from collections import defaultdict
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from arachne_runtime.errors import NoFeasiblePlanError
 from arachne_runtime.plan.document import Document
-from arachne_runtime.plan.plan import Pipeline, Plan, Stage
+from arachne_runtime.plan.plan import Pipeline, Plan, ScheduleKind, Stage
+from arachne_runtime.plan.schedule import num_rows
 from arachne_runtime.units import Seconds
 
 from ..cost import Estimate, Infeasible, price
 from ..cost.simulate import Actor, play
 from ..request import Request
 from .ideal import Ideal
+
+_AT_ONCE = ((0, 0.0),)
+"""Messages of the one neighbour, which take no time."""
 
 
 class LossKind(StrEnum):
@@ -171,12 +175,18 @@ def _devices(pipeline: Pipeline) -> tuple[str, ...]:
 def _bubble_s(plan: Plan, pipeline: Pipeline, computing_s: Seconds) -> Seconds:
     """Idle time of each device in a pipeline of equal stages that computes ``computing_s`` on each.
 
-    A backward takes two thirds of a micro-batch, as products of matrices do.
+    A backward takes two thirds of a micro-batch, half of it for weights: it has two products of matrices for
+    each one of the forward.
     """
     depth, count = len(pipeline.stages), pipeline.micro_batches
-    forward = computing_s / count / 3
-    chain = tuple(
-        (Actor(forward, 2 * forward, ((0, 0.0),) if s else (), ((0, 0.0),) if s + 1 < depth else ()),)
-        for s in range(depth)
+    rows = num_rows(plan.schedule, pipeline)
+    forward = computing_s / count / (depth // rows) / 3
+    alike = Actor(
+        forward, 2 * forward, weight_s=forward if plan.schedule is ScheduleKind.ZERO_BUBBLE else 0.0
     )
-    return max(0.0, play(plan.schedule, count, chain).seconds - computing_s)
+    before, behind = replace(alike, from_before=_AT_ONCE), replace(alike, from_behind=_AT_ONCE)
+    chain = (
+        (behind, *(replace(before, from_behind=_AT_ONCE),) * (depth - 2), before) if depth > 1 else (alike,)
+    )
+    played = play(plan.schedule, count, tuple((actor,) for actor in chain), rows)
+    return max(0.0, played.seconds - computing_s)

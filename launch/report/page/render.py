@@ -14,16 +14,7 @@ from .fleet import cluster_map
 from .headline import header, losses_bar
 from .lanes import Band, bands
 from .stages import stage_table
-from .timeline import timeline
-
-KEY = (
-    ("f", "forward"),
-    ("b", "backward"),
-    ("r", "sum of gradients"),
-    ("u", "optimizer"),
-    ("w", "waiting"),
-)
-"""Classes of bars and what they are."""
+from .timeline import KEY, timeline
 
 
 def render_page(plan: Plan, estimate: Estimate, request: Request) -> str:
@@ -61,7 +52,7 @@ def _section(title: str, *inside: str) -> Markup:
 
 def _timeline(shown: Sequence[Band], price: PriceAnswer, cluster: Cluster) -> Markup:
     drawn = timeline(shown, price.iteration_s, cluster)
-    key = [tag("li", tag("i", class_=f"key {letter}"), name) for letter, name in KEY]
+    key = [tag("li", tag("i", class_=f"key {letter}"), name) for letter, name in KEY.items()]
     buttons = [
         tag("button", word, type="button", data_zoom=how)
         for how, word in (("in", "+"), ("out", "−"), ("all", "all"))

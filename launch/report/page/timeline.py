@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from arachne_runtime.plan.alike import numbers
 from arachne_runtime.plan.cluster import Cluster
 from arachne_runtime.plan.records import RecordKind
+from arachne_runtime.plan.schedule import Action, Work
 from arachne_runtime.units import Seconds
 from planner.cost import Span
 
@@ -18,6 +19,17 @@ WIDTH = 100_000
 LANE_PX, HEAD_PX = 22, 26
 MOST_BARS = 24_000
 """Of 45 bytes each: about 1 MB, which browsers draw in well under a second."""
+
+_BY_WORK = {Work.FORWARD: "f", Work.BACKWARD: "b", Work.INPUT: "b", Work.WEIGHT: "g"}
+KEY = {
+    "f": "forward",
+    "b": "backward",
+    "g": "gradient of weights",
+    "r": "sum of gradients",
+    "u": "optimizer",
+    "w": "waiting",
+}
+"""Classes of bars and what they are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +117,7 @@ def _bar(span: Span, scale: float) -> Markup:
 
 
 def _class(span: Span) -> str:
-    """``f`` and ``b`` for the directions, ``r`` for reductions, ``u`` for the optimizer."""
+    """The CSS class of a bar, one of ``KEY``."""
     if span.kind is RecordKind.ACTION:
-        return "f" if "F" in span.name else "b"
+        return _BY_WORK[Action.parse(span.name).work]
     return "r" if span.kind is RecordKind.REDUCE else "u"
