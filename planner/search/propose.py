@@ -170,7 +170,7 @@ def _whole(completion: Completion, row: Ints) -> tuple[Floats, Floats]:
     forward, backward = completion.rows.seconds
     at = np.maximum(row, 0)
     whole = forward[at, -1] + backward[at, -1]
-    return whole, completion.rows.whole_fits(at)
+    return whole, completion.rows.whole_fits(row)
 
 
 def _templates(rows: Ints, order: Sequence[int]) -> Templates:

@@ -79,11 +79,11 @@ class Rows:
         return self._stacked
 
     def whole_fits(self, row: Ints) -> Floats:
-        """Parts of the whole model that one stage of each row holds, if blocks were sand: all rows at once.
+        """Parts of the whole model that one stage of each row holds, if blocks were sand: 0 for row -1.
 
         States of the parameters, and what one micro-batch keeps; ZeRO as far as it may go.
         """
-        return np.array([self._part(int(r)) for r in row])
+        return np.array([self._part(int(r)) if r >= 0 else 0.0 for r in row])
 
     def _part(self, row: int) -> float:
         found = self._parts.get(row)
