@@ -46,6 +46,12 @@ def test_every_figure_names_its_source():
     assert "github.com/microsoft/SuperScaler, commit fa80ad0" in notice  # in efficiency.toml
 
 
+def test_the_readme_counts_what_the_catalog_knows():
+    readme = (Path(__file__).parents[1] / "README.md").read_text()
+    types, models = len(catalog.device_names()) - 2, len(catalog.model_names())
+    assert f"{types} device types and {models} models" in readme
+
+
 def test_figures_of_devices_can_be():
     """Peaks grow from wide to narrow dtypes, a link is slower than memory, a node is a power of two."""
     for name in catalog.device_names()[:-2]:
