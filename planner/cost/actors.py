@@ -1,52 +1,22 @@
 """From a plan to what the simulation plays: replicas with their costs, and the messages between them."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
-from arachne_runtime.plan.cluster import node_of
-from arachne_runtime.plan.plan import Pipeline, Plan, Replica, Stage
+from arachne_runtime.plan.plan import Pipeline, Stage
 from arachne_runtime.plan.rows import Overlap, consecutive, overlaps
 from arachne_runtime.units import Bytes, Seconds
 
-from .fleet import NodeFacts
+from .experts import exchange_seconds, groups_of
+from .seats import Seat, Seats, seats_of
 from .simulate import Actor, Sources, Stages
 from .tables import Tables
+from .zero import ZeroTraffic, with_zero
+
+__all__ = ["Seat", "Seats", "actors_of", "crossings", "crowd_of", "messages_of", "seats_of"]
 
 WEIGHTS_OF_BACKWARD = 0.5
 """Of a measured backward: the gradient of the weights. Each of a linear layer's two products has the FLOPs of
 its forward (arXiv 2401.10241, table 1); attention has none for weights; no profile measures the halves."""
-
-
-@dataclass(frozen=True, slots=True)
-class Seat:
-    """One replica in its node."""
-
-    replica: Replica
-    node: NodeFacts
-
-    @property
-    def tp(self) -> int:
-        """Devices of its tensor-parallel group."""
-        return len(self.replica.devices)
-
-
-Seats = tuple[tuple[tuple[Seat, ...], ...], ...]
-"""By pipeline, stage and replica."""
-
-
-def seats_of(plan: Plan, tables: Tables) -> Seats:
-    """Every replica with its node. Raises UsageError for a device that the cluster does not have."""
-    return tuple(
-        tuple(tuple(_seat(replica, tables) for replica in stage.replicas) for stage in pipeline.stages)
-        for pipeline in plan.pipelines
-    )
-
-
-def _seat(replica: Replica, tables: Tables) -> Seat:
-    node = tables.fleet.node(node_of(replica.devices[0]))
-    for device in replica.devices:
-        tables.fleet.check_device(device, node)
-    return Seat(replica, node)
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,12 +168,17 @@ def _stage_actors(
     crossed: list[Crossing],
     messages: list[Messages],
     tables: Tables,
-) -> Iterator[Actor]:
+) -> list[Actor]:
+    exchange = exchange_seconds(stage, seats, tables)
+    zero = ZeroTraffic.of(stage, seats, tables)
+    found = []
     for r, seat in enumerate(seats):
         forward, backward = tables.stage_seconds(
             *stage.layers, seat.node.device.name, seat.tp, seat.replica.share, stage.recompute
         )
         weight = WEIGHTS_OF_BACKWARD * (backward - forward if stage.recompute else backward)
+        forward, backward = forward + exchange, backward + exchange * (2 if stage.recompute else 1)
+        forward, backward = with_zero(stage, zero, forward, backward)
         before: Sources = ()
         behind: Sources = ()
         forward_tail = backward_tail = 0.0
@@ -217,10 +192,41 @@ def _stage_actors(
             busy, behind = _arrivals(mine, messages[s].backward)
             backward += busy
             forward_tail = sum(messages[s].forward.sender_busy_s[i] for _, i in mine)
-        yield Actor(forward, backward, before, behind, forward_tail, backward_tail, weight)
+        found.append(Actor(forward, backward, before, behind, forward_tail, backward_tail, weight))
+    return in_step(found, groups_of(stage)) if exchange else found
 
 
 def _arrivals(mine: list[tuple[int, int]], direction: Direction) -> tuple[Seconds, Sources]:
     """Messages to one replica; what it does itself to receive them is part of its own action."""
     busy = sum(direction.receiver_busy_s[i] for _, i in mine)
     return busy, tuple((j, max(0.0, direction.landed_s[i] - busy)) for j, i in mine)
+
+
+def in_step(actors: list[Actor], groups: list[int]) -> list[Actor]:
+    """Replicas that exchange tokens: each waits for what any of its group waits for, and takes as long."""
+    by_group: dict[int, list[Actor]] = {}
+    for actor, group in zip(actors, groups, strict=True):
+        by_group.setdefault(group, []).append(actor)
+    slowest = {group: _slowest(members) for group, members in by_group.items()}
+    return [slowest[group] for group in groups]
+
+
+def _slowest(members: list[Actor]) -> Actor:
+    return Actor(
+        forward_s=max(a.forward_s for a in members),
+        backward_s=max(a.backward_s for a in members),
+        from_before=_all_sources([a.from_before for a in members]),
+        from_behind=_all_sources([a.from_behind for a in members]),
+        forward_tail_s=max(a.forward_tail_s for a in members),
+        backward_tail_s=max(a.backward_tail_s for a in members),
+        weight_s=min(a.weight_s for a in members),
+    )
+
+
+def _all_sources(several: list[Sources]) -> Sources:
+    """The later of two messages from one sender counts."""
+    found: dict[int, Seconds] = {}
+    for sources in several:
+        for j, seconds in sources:
+            found[j] = max(found.get(j, 0.0), seconds)
+    return tuple(sorted(found.items()))

@@ -42,6 +42,12 @@ class Estimate:
     samples_per_s: float
     peak_bytes: Mapping[str, Bytes]
     """By device, the reserve included."""
+    price_per_hour: float | None = None
+    """Of the devices in use, in the currency of the cluster file; None where one has no price."""
+    traffic_price: float = 0.0
+    """Of the bytes of one iteration over links with a price."""
+    cost_per_sample: float | None = None
+    """Devices and traffic; None where a device has no price."""
     not_measured: tuple[str, ...] = ()
     """What had to be estimated, one sentence each."""
     _trace: "Callable[[], Detail]" = field(repr=False, compare=False)

@@ -16,6 +16,9 @@ from arachne_runtime.units import Bytes
 
 from .tables import Amount, Bound, Tables, larger
 
+GATHERED = 2
+"""Blocks whose weights ZeRO-3 holds whole: the one in use and the one being gathered."""
+
 __all__ = ["StageMemory", "in_flight", "stage_memory", "together"]
 
 BACKWARD_OF_KEPT = 2.0
@@ -85,30 +88,67 @@ def stage_memory(
     zero: Bound = 0,
     width: Bound = 1,
     deferred: Bound = 0,
+    expert_parallel: Bound = 1,
+    expert_tensor: Bound = 1,
 ) -> StageMemory:
     """Memory of a device of a replica that takes ``samples`` and has ``held`` micro-batches in flight.
 
-    ``deferred``: how many more of them were computed again (zero-bubble, with recomputation).
-    ``width``: the stage's replicas, among which ZeRO-1 divides the optimizer's states. All but ``device``,
-    ``tp`` and ``samples`` may be arrays that broadcast: the figures are then arrays.
+    ``width``: the stage's replicas, among which ZeRO divides. ``deferred``: how many more micro-batches were
+    computed again (zero-bubble, with recomputation). All but ``device``, ``tp`` and ``samples`` may be arrays
+    that broadcast: the figures are then arrays.
     """
     sizes = tables.model.bytes_per_parameter
-    parameters = tables.parameters_of(start, stop) / tp
+    held_of = _Parameters.of(tables, start, stop, tp, width, expert_parallel * expert_tensor)
     entering = tables.at(tables.input_bytes, start) * samples
     leaving = tables.at(tables.output_bytes, stop - 1) * samples
     whole = tables.activations(start, stop, device, tp, samples)
-    gradients = parameters * sizes.gradient
+    gradients = held_of.sharded(zero, 2) * sizes.gradient
+    routed = tables.largest(tables.routed_bytes, start, stop) * samples / tp
     return StageMemory(
-        weights=parameters * sizes.weight,
+        weights=(held_of.sharded(zero, 3) + _where(zero >= 3, GATHERED * held_of.largest, 0)) * sizes.weight,
         gradients=gradients,
-        optimizer=parameters * sizes.optimizer / _where(zero >= 1, width, 1),
+        optimizer=held_of.sharded(zero, 1) * sizes.optimizer,
         activations=_where(recompute, held * entering + (1 + deferred) * whole, held * whole)
         + held * leaving,
-        buffers=_buffers(entering * _where(start > 0, 1, 0), leaving),
+        buffers=_buffers(entering * _where(start > 0, 1, 0), leaving)
+        + _where(expert_parallel * expert_tensor > 1, 2 * routed, 0),
         backward=BACKWARD_OF_KEPT * tables.largest_activations(start, stop, device, tp, samples),
         adoption=larger(0.0, gradients - whole),
-        optimizer_temporaries=parameters * sizes.weight,
+        optimizer_temporaries=held_of.sharded(zero, 1) * sizes.weight,
     )
+
+
+@dataclass(frozen=True, slots=True)
+class _Parameters:
+    """Parameters on a device: its part of what is not expert, and its experts."""
+
+    dense: Amount
+    experts: Amount
+    dense_sharers: Bound
+    expert_sharers: Amount
+    """Devices that hold the same ones, among which ZeRO divides."""
+    largest: Amount
+    """Of one block."""
+
+    @classmethod
+    def of(
+        cls, tables: Tables, start: Bound, stop: Bound, tp: int, width: Bound, tile: Bound
+    ) -> "_Parameters":
+        """A tensor-parallel group divides all but the experts, a tile of experts (EP x ETP) divides those."""
+        experts = tables.between(tables.expert_parameters, start, stop)
+        dense = tables.parameters_of(start, stop) - experts
+        blocks = tables.model.blocks
+        own = tables.largest([b.parameters - b.expert_parameters for b in blocks], start, stop)
+        routed = tables.largest([b.expert_parameters for b in blocks], start, stop)
+        sharers = larger(1, width * tp / tile)
+        return cls(dense / tp, experts / tile, width, sharers, own / tp + routed / tile)
+
+    def sharded(self, zero: Bound, level: int) -> Amount:
+        """What is left of them on a device where ZeRO divides from ``level`` on."""
+        shared = zero >= level
+        return self.dense / _where(shared, self.dense_sharers, 1) + self.experts / _where(
+            shared, self.expert_sharers, 1
+        )
 
 
 def _buffers(entering: Amount, leaving: Amount) -> Amount:

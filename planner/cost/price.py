@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from arachne_runtime.errors import NoFeasiblePlanError, UnsupportedPlanError
+from arachne_runtime.errors import NoFeasiblePlanError
 from arachne_runtime.plan.plan import Pipeline, Plan, Predicted, Stage
 from arachne_runtime.plan.schedule import deferred, in_flight
 from arachne_runtime.units import Bytes, Seconds
@@ -13,9 +13,11 @@ from .actors import Seat, Seats, actors_of, crossings, crowd_of, seats_of
 from .detail import Run, explain
 from .estimate import Estimate, Infeasible, Price
 from .memory import StageMemory, stage_memory, together
+from .money import HOUR_S, devices_per_hour, traffic_price
 from .simulate import Played, Stages, play
 from .sync import commit_seconds, reduce, reductions_of, rows_of
 from .tables import Tables
+from .zero import ZeroTraffic
 
 if TYPE_CHECKING:  # a request makes its tables, so it imports this package
     from ..request import Request
@@ -24,20 +26,24 @@ if TYPE_CHECKING:  # a request makes its tables, so it imports this package
 def price(plan: Plan, request: "Request") -> Price:
     """Seconds of one iteration, or why the plan does not fit.
 
-    Raises NotMeasuredError where the profile does not reach, UnsupportedPlanError for a schedule, ZeRO stage
-    or expert tiling without a price, UsageError for devices that the cluster does not have.
+    Raises NotMeasuredError where the profile does not reach, UsageError for devices that the cluster does not
+    have.
     """
-    _refuse_unpriced(plan)
     tables = request.tables
     seats = seats_of(plan, tables)
     peaks, worst = peaks_of(plan, seats, tables)
     if worst is not None:
         return worst
     run = simulate(plan, seats, tables)
+    hourly, traffic = devices_per_hour(plan, tables), traffic_price(plan, tables)
+    per_iteration = None if hourly is None else hourly * run.iteration_s / HOUR_S + traffic
     return Estimate(
         iteration_s=run.iteration_s,
         samples_per_s=plan.global_batch / run.iteration_s,
         peak_bytes=peaks,
+        price_per_hour=hourly,
+        traffic_price=traffic,
+        cost_per_sample=None if per_iteration is None else per_iteration / plan.global_batch,
         not_measured=tables.not_measured,
         _trace=lambda: explain(plan, run, tables),
     )
@@ -77,33 +83,28 @@ def simulate(plan: Plan, seats: Seats, tables: Tables) -> Run:
     return Run(seats, tuple(stages), tuple(played), reductions, spans, commit, updates, end, rows)
 
 
-def _refuse_unpriced(plan: Plan) -> None:
-    """UnsupportedPlanError for what this version has no price for."""
-    for p, pipeline in enumerate(plan.pipelines):
-        for s, stage in enumerate(pipeline.stages):
-            if stage.zero > 1 or stage.expert_parallel > 1 or stage.expert_tensor > 1:
-                raise UnsupportedPlanError(
-                    f"$.pipelines[{p}].stages[{s}]: ZeRO {stage.zero} and experts {stage.expert_parallel} × "
-                    f"{stage.expert_tensor} have no price yet; use zero 0 or 1 and no expert parallelism"
-                )
-
-
 def _updates(plan: Plan, seats: Seats, rows: tuple[int, ...], tables: Tables) -> list[list[list[Seconds]]]:
-    """Seconds of the optimizer by pipeline, row and replica; ZeRO gives each replica of a stage its part."""
+    """Seconds of the optimizer by pipeline, row and replica.
 
-    def of_stage(stage: Stage, seat: Seat) -> Seconds:
-        whole = tables.update_seconds(*stage.layers, seat.node.device.name, seat.tp)
-        return whole / (len(stage.replicas) if stage.zero else 1)
-
+    ZeRO gives each replica of a stage its part; below ZeRO-3 the new weights are gathered.
+    """
     return [
         [
-            [
-                sum(of_stage(pipeline.stages[s], seated[s][r]) for s in range(row, len(seated), n))
-                for r in range(len(seated[row]))
-            ]
+            [sum(column) for column in zip(*(by_stage[s] for s in range(row, len(by_stage), n)), strict=True)]
             for row in range(n)
         ]
-        for pipeline, seated, n in zip(plan.pipelines, seats, rows, strict=True)
+        for n, by_stage in (
+            (n, [_update(*both, tables) for both in zip(pipeline.stages, seated, strict=True)])
+            for pipeline, seated, n in zip(plan.pipelines, seats, rows, strict=True)
+        )
+    ]
+
+
+def _update(stage: Stage, seats: tuple[Seat, ...], tables: Tables) -> list[Seconds]:
+    part = len(stage.replicas) if stage.zero else 1
+    gather = ZeroTraffic.of(stage, seats, tables).gather_s if 0 < stage.zero < 3 else 0.0
+    return [
+        gather + tables.update_seconds(*stage.layers, seat.node.device.name, seat.tp) / part for seat in seats
     ]
 
 
@@ -146,4 +147,6 @@ def _memory(plan: Plan, pipeline: Pipeline, s: int, seat: Seat, rows: int, table
         zero=stage.zero,
         width=len(stage.replicas),
         deferred=deferred(plan.schedule, s, count),
+        expert_parallel=stage.expert_parallel,
+        expert_tensor=stage.expert_tensor,
     )

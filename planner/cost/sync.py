@@ -1,20 +1,24 @@
 """What follows a rank's last action: reductions in descending block order, then the world's all-reduce."""
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 
-from arachne_runtime.plan.limits import BUCKET_BYTES
-from arachne_runtime.plan.plan import Plan
+from arachne_runtime.plan.plan import Plan, Stage
 from arachne_runtime.plan.schedule import num_rows
 from arachne_runtime.plan.segments import segments
 from arachne_runtime.units import Seconds
 
-from .actors import Seat, Seats
+from .rings import Ring
+from .seats import Seat, Seats
 from .simulate import Played
-from .tables import Tables, ring_seconds
+from .tables import Tables
 
 COMMIT_BYTES = 64
 """The world's all-reduce at the end of a step: norm, loss and counts in float64."""
+
+ONE_STAGE = (1.0, 0.5, 0.0, 0.0)
+"""Of an all-reduce, by ZeRO stage, where one stage holds the blocks: ZeRO-1 scatters the sums (its gather
+of weights follows the optimizer), ZeRO-2 and 3 have summed in every backward (``zero.py``)."""
 
 Address = tuple[int, int, int]
 """(pipeline, stage, replica)."""
@@ -34,7 +38,9 @@ class Reduction:
 class _Group:
     name: str
     members: tuple[Address, ...]
-    parameters: int
+    size: float
+    """Bytes of gradients that a member sums; what ZeRO-2 sums earlier, and scatters, left out."""
+    ring: Ring
     rows: frozenset[tuple[int, int]]
     """(pipeline, row): who must be free for it; all replicas of a stage are in the same groups."""
     tie: bool = False
@@ -42,16 +48,16 @@ class _Group:
 
 def reductions_of(plan: Plan, seats: Seats, tables: Tables) -> list[Reduction]:
     """Every reduction of a step, in the order in which each rank issues its own."""
-    groups = [g for g in _groups(plan, tables) if len(g.members) > 1 and g.parameters > 0]
-    rings = [Ring.of([seats[p][s][r] for p, s, r in g.members]) for g in groups]
-    crowd = _crowd(groups, rings)
-    gradient = tables.model.bytes_per_parameter.gradient
-    found = []
-    for group, ring in zip(groups, rings, strict=True):
-        size = group.parameters * gradient / ring.least_tp
-        senders = max(crowd.get(node, 1) for node in ring.nodes)
-        found.append(Reduction(group.name, group.members, _ring_time(size, ring, senders, tables)))
-    return found
+    groups = [g for g in _groups(plan, seats, tables) if g.ring.size > 1 and g.size > 0]
+    crowd = _crowd(groups)
+    return [
+        Reduction(
+            group.name,
+            group.members,
+            group.ring.seconds(group.size, tables, max(crowd.get(node, 1) for node in group.ring.nodes)),
+        )
+        for group in groups
+    ]
 
 
 def rows_of(plan: Plan) -> tuple[int, ...]:
@@ -59,60 +65,71 @@ def rows_of(plan: Plan) -> tuple[int, ...]:
     return tuple(num_rows(plan.schedule, pipeline) for pipeline in plan.pipelines)
 
 
-def _groups(plan: Plan, tables: Tables) -> Iterable[_Group]:
-    rows = rows_of(plan)
+def _groups(plan: Plan, seats: Seats, tables: Tables) -> Iterator[_Group]:
+    gradient = tables.model.bytes_per_parameter.gradient
     for segment in reversed(segments(plan)):
-        held = tables.own_parameters[segment.stop] - tables.own_parameters[segment.start]
-        yield _group(f"{segment.start}:{segment.stop}", plan, rows, segment.holders, int(held))
+        holders = _Holders.of(plan, seats, segment.holders)
+        name, a, b = f"{segment.start}:{segment.stop}", segment.start, segment.stop
+        experts = tables.expert_parameters[b] - tables.expert_parameters[a]
+        dense = tables.own_parameters[b] - tables.own_parameters[a] - experts
+        yield holders.dense(name, dense * gradient)
+        if experts:
+            yield holders.experts(f"{name}:experts", experts * gradient)
     for tie in tables.ties:
-        holders = [
+        places = [
             (p, s)
             for p, pipeline in enumerate(plan.pipelines)
             for s, stage in enumerate(pipeline.stages)
             if any(b in stage.blocks for b in tie.blocks)
         ]
-        yield _group(f"tie:{tie.blocks[0]}", plan, rows, holders, tie.parameters, tie=True)
-
-
-def _group(
-    name: str,
-    plan: Plan,
-    rows: tuple[int, ...],
-    holders: Sequence[tuple[int, int]],
-    parameters: int,
-    tie: bool = False,
-) -> _Group:
-    """The replicas of some stages; a device that holds several of them (interleaved) takes part once."""
-    found = {(p, s % rows[p]): (p, s) for p, s in reversed(holders)}
-    members = tuple(
-        (p, s, r) for p, s in sorted(found.values()) for r in range(len(plan.pipelines[p].stages[s].replicas))
-    )
-    return _Group(name, members, parameters, frozenset(found), tie)
+        holders = _Holders.of(plan, seats, places)
+        group = holders.dense(f"tie:{tie.blocks[0]}", tie.parameters * gradient)
+        yield replace(group, tie=True)
 
 
 @dataclass(frozen=True, slots=True)
-class Ring:
-    """Who takes part in a reduction, as far as its seconds depend on it."""
+class _Holders:
+    """The stages that hold some blocks, and their replicas."""
 
-    nodes: Mapping[str, int]
-    """Members in each node."""
-    size: int
-    least_tp: int
-    """The member with the fewest devices moves the largest shard."""
-    most_tp: int
-    """Devices of a member reduce their shards at once over one NIC."""
+    stages: list[Stage]
+    seats: list[tuple[Seat, ...]]
+    members: tuple[Address, ...]
+    rows: frozenset[tuple[int, int]]
 
     @classmethod
-    def of(cls, seats: Sequence[Seat]) -> "Ring":
-        """From its members."""
-        nodes: dict[str, int] = {}
-        for seat in seats:
-            nodes[seat.node.name] = nodes.get(seat.node.name, 0) + 1
-        degrees = [seat.tp for seat in seats]
-        return cls(nodes, len(seats), min(degrees), max(degrees))
+    def of(cls, plan: Plan, seats: Seats, places: Sequence[tuple[int, int]]) -> "_Holders":
+        """A device that holds several of these stages (interleaved) takes part once."""
+        rows = rows_of(plan)
+        found = {(p, s % rows[p]): (p, s) for p, s in reversed(places)}
+        once = sorted(found.values())
+        members = tuple((p, s, r) for p, s in once for r in range(len(seats[p][s])))
+        stages = [plan.pipelines[p].stages[s] for p, s in once]
+        return cls(stages, [seats[p][s] for p, s in once], members, frozenset(found))
+
+    def dense(self, name: str, size: float) -> _Group:
+        """What tensor parallelism divides."""
+        ring = Ring.of([seat for seats in self.seats for seat in seats])
+        size, ring = self._under_zero(size / ring.least_tp, ring)
+        return _Group(name, self.members, size, ring, self.rows)
+
+    def experts(self, name: str, size: float) -> _Group:
+        """What tiles of experts divide; only the devices that hold the same experts sum them."""
+        tile = min(stage.expert_parallel * stage.expert_tensor for stage in self.stages)
+        ring = Ring.of_experts(self.stages)
+        if len(self.stages) == 1:
+            size *= ONE_STAGE[self.stages[0].zero]
+        return _Group(name, self.members, size / tile, ring, self.rows)
+
+    def _under_zero(self, size: float, ring: Ring) -> tuple[float, Ring]:
+        """One stage: what is left after its own collectives. Several: shards are summed across them."""
+        if len(self.stages) == 1:
+            return size * ONE_STAGE[self.stages[0].zero], ring
+        if all(stage.zero >= 2 for stage in self.stages):
+            return size / min(map(len, self.seats)), Ring.of_shards(self.seats)
+        return size, ring
 
 
-def _crowd(groups: Sequence[_Group], rings: Sequence[Ring]) -> dict[str, int]:
+def _crowd(groups: Sequence[_Group]) -> dict[str, int]:
     """Devices of each node that send off it at once: rings through it that no rank is in twice, times TP.
 
     Rings of a rank go one after the other, so two rings run at once only where no rank is in both.
@@ -120,25 +137,15 @@ def _crowd(groups: Sequence[_Group], rings: Sequence[Ring]) -> dict[str, int]:
     """
     senders: dict[str, int] = {}
     taken: dict[str, frozenset[tuple[int, int]]] = {}
-    for group, ring in zip(groups, rings, strict=True):
-        if len(ring.nodes) == 1 or group.tie:
+    for group in groups:
+        if len(group.ring.nodes) == 1 or group.tie:
             continue
-        for node in ring.nodes:
+        for node in group.ring.nodes:
             last = taken.get(node)
             if last is None or last.isdisjoint(group.rows):
                 taken[node] = group.rows
-                senders[node] = senders.get(node, 0) + ring.most_tp
+                senders[node] = senders.get(node, 0) + group.ring.most_tp
     return senders
-
-
-def _ring_time(size: float, ring: Ring, senders: int, tables: Tables) -> Seconds:
-    """The slowest link sets the pace of a ring: any of its nodes may stand beside any other in it."""
-    links = tables.fleet.links_among(tuple(ring.nodes), max(ring.nodes.values()) > 1)
-    buckets = max(1, int(size) // BUCKET_BYTES)
-    return buckets * max(
-        ring_seconds(link, size / buckets, ring.size, max(senders, ring.most_tp) if link.shared else 1)
-        for link in links
-    )
 
 
 def reduce(

@@ -3,10 +3,10 @@
 Seconds are exact sums of the profile's figures up to rounding (a prefix sum subtracts: relative 1e-12).
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from math import ceil
 from typing import Any, TypeAlias
 
@@ -65,7 +65,11 @@ class Tables:
         self.own_parameters = tuple(
             accumulate((b.parameters - t for b, t in zip(model.blocks, tied, strict=True)), initial=0)
         )
-        """Prefix sums of parameters that no other block shares."""
+        """Prefix sums of parameters that no other block shares; those of routed experts are among them."""
+        self.expert_parameters = tuple(accumulate((b.expert_parameters for b in model.blocks), initial=0))
+        """Prefix sums of parameters of routed experts."""
+        self.routed_bytes = tuple(b.output_bytes * b.experts_per_token for b in model.blocks)
+        """Bytes a sample that a block sends to its experts: each token as often as routed; 0 if dense."""
         self.input_bytes = (model.blocks[0].activation_bytes, *(b.output_bytes for b in model.blocks[:-1]))
         """Bytes a sample that enter each block; the first block's input is within its activations."""
         self.output_bytes = tuple(b.output_bytes for b in model.blocks)
@@ -101,11 +105,15 @@ class Tables:
     def largest_activations(self, start: Bound, stop: Bound, device: str, tp: int, samples: int) -> Amount:
         """The most that one of blocks ``start..stop-1`` keeps, alike blocks taken as one."""
         kept = self.costs(device, tp, samples).activation_bytes
-        largest: Amount = 0.0
+        return self.largest([b - a for a, b in pairwise(kept)], start, stop)
+
+    def largest(self, values: Sequence[float], start: Bound, stop: Bound) -> Amount:
+        """The largest of the values of blocks ``start..stop-1``; blocks of one kind are taken as alike."""
+        found: Amount = 0.0
         for count in self._of_kind:
-            most = max(b - a for a, b, c, d in zip(kept, kept[1:], count, count[1:], strict=False) if d > c)
-            largest = larger(largest, most * (self.between(count, start, stop) > 0))
-        return largest
+            most = max(v for v, (c, d) in zip(values, pairwise(count), strict=True) if d > c)
+            found = larger(found, most * (self.between(count, start, stop) > 0))
+        return found
 
     def parameters(self, start: int, stop: int) -> int:
         """Parameters that a stage holds; one tied within it is held once."""

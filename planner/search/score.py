@@ -6,9 +6,10 @@ from arachne_runtime.plan.plan import Plan
 from arachne_runtime.units import Seconds, format_seconds, significant
 
 from ..cost import Estimate
+from ..cost.money import HOUR_S
 from ..request import Objective, Request
 from .migrate import change_factor
-from .money import HOUR_S, price_per_hour
+from .money import price_per_hour
 
 
 @dataclass(frozen=True, slots=True, order=True)
