@@ -11,7 +11,7 @@ from launch.demo import Demonstration, demonstrate, figures
 
 from .report import Options, Result, at_least, at_most, run_bench
 
-QUICK_SAMPLES = (1, 8, 64)
+QUICK_SAMPLES = (1, 8, 72)
 QUICK_STEPS = 7
 
 

@@ -5,14 +5,23 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from arachne_runtime.measure.links import LinkEffort, LinkTrial, _ends_first, link_trials, measure_links
+from arachne_runtime.measure.links import (
+    DEFAULT_SIZES,
+    LinkEffort,
+    LinkTrial,
+    _ends_first,
+    link_trials,
+    measure_links,
+    sizes_for,
+)
 from arachne_runtime.measure.together import Together
 from arachne_runtime.plan.cluster import Cluster, Network, NodeEntry
+from arachne_runtime.plan.model import BlockSpec, ModelSpec
 from arachne_runtime.plan.profile import LinkScope
 from arachne_runtime.testing import run_ranks
 
 INTRA, INTER = LinkScope.INTRA, LinkScope.INTER
-MIB = 2**20
+KIB, MIB = 2**10, 2**20
 
 
 def cluster(*nodes):
@@ -118,3 +127,21 @@ def test_a_link_that_used_up_its_budget_leaves_out_sizes_in_the_middle():
     assert [p.bytes for p in link.points] == [1024]
     assert _ends_first(sizes) == [1024, 16384, 4096, 2048, 8192]
     assert _ends_first((7,)) == [7]
+
+
+@pytest.mark.parametrize(
+    ("output_bytes", "parameters", "largest"),
+    [
+        (1, 1, 8 * KIB),  # a line needs two points
+        (8 * KIB, 1, 64 * KIB),  # 4 samples
+        (1, 12 * 1024 * KIB, 64 * 1024 * KIB),  # 48 MiB of gradients go in buckets of 25 MiB
+        (1024 * 1024 * KIB, 1, 64 * 1024 * KIB),  # beyond the last its bandwidth counts
+    ],
+)
+def test_no_message_is_measured_that_no_plan_sends(output_bytes, parameters, largest):
+    block = BlockSpec(
+        kind="layer", parameters=parameters, activation_bytes=1, output_bytes=output_bytes, flops=1.0
+    )
+    sizes = sizes_for(ModelSpec(name="m", sequence=1, blocks=(block,)), samples=4)
+    assert sizes == DEFAULT_SIZES[: len(sizes)]
+    assert sizes[-1] == largest

@@ -15,12 +15,14 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ..plan.cluster import Cluster, node_of
+from ..plan.limits import BUCKET_BYTES
+from ..plan.model import ModelSpec
 from ..plan.profile import LinkPoint, LinkScope, LinkTiming
 from ..units import Bytes, Seconds
 from .together import Together
 
-DEFAULT_SIZES: tuple[Bytes, ...] = tuple(2**power for power in (10, 13, 16, 19, 22, 26))
-"""1 KiB, 8 KiB, 64 KiB, 512 KiB, 4 MiB, 64 MiB: latency below, bandwidth above, lines between."""
+DEFAULT_SIZES: tuple[Bytes, ...] = tuple(2**power for power in (10, 13, 16, 19, 22, 24, 26))
+"""1, 8, 64, 512 KiB, 4, 16, 64 MiB: latency below, bandwidth above, lines between."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,6 +118,15 @@ def _new_only(groups: Iterable[_Group]) -> Iterator[LinkTrial]:
 
 def _types(a: _Place, b: _Place) -> tuple[str, str]:
     return (a.type, b.type) if a.type <= b.type else (b.type, a.type)
+
+
+def sizes_for(model: ModelSpec, samples: int) -> tuple[Bytes, ...]:
+    """The sizes up to the first that no message of a plan exceeds: a boundary's, or a bucket of gradients."""
+    gradients = sum(block.parameters for block in model.blocks) * model.bytes_per_parameter.gradient
+    crossing = samples * max(block.output_bytes for block in model.blocks)
+    largest = max(crossing, min(gradients, BUCKET_BYTES))
+    needed = sum(size < largest for size in DEFAULT_SIZES) + 1
+    return DEFAULT_SIZES[: max(2, needed)]
 
 
 def measure_links(

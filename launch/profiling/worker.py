@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 from arachne_runtime.errors import UnsupportedEnvironmentError
 from arachne_runtime.measure.blocks import measure_blocks
-from arachne_runtime.measure.links import LinkTrial, measure_links
+from arachne_runtime.measure.links import LinkTrial, measure_links, sizes_for
 from arachne_runtime.measure.step import measure_step
 from arachne_runtime.measure.together import Together
 from arachne_runtime.plan.cluster import index_of
@@ -66,7 +66,12 @@ def _measure(job: ProfileJob, rank: int, device: torch.device, together: Togethe
     links: tuple[LinkTiming, ...] = ()
     if together.size > 1:
         links = measure_links(
-            job.cluster, job.devices, device=device, together=together, on_progress=say.link
+            job.cluster,
+            job.devices,
+            device=device,
+            together=together,
+            sizes=sizes_for(blocks.model, job.samples[-1]),
+            on_progress=say.link,
         )
     return RankResult(
         device=kind,
