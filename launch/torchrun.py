@@ -32,6 +32,7 @@ from arachne_runtime.plan.plan import Plan
 from arachne_runtime.plan.runnable import refuse_unrunnable
 
 from . import lab
+from .cpu_ranks import CPU_RANKS
 from .failure import RanksFailedError, Report, read_failure, where_in
 from .folders import make_writable
 from .hosts import Hosts, interface_of
@@ -294,8 +295,8 @@ def _rank_environment(job: Job, device: str, run_id: str) -> dict[str, str]:
     found = {DEVICE_VARIABLE: device, RUN_VARIABLE: run_id}
     if Path(root).name not in ("site-packages", "dist-packages") and root not in search:
         found["PYTHONPATH"] = os.pathsep.join([root, *filter(None, search)])
-    if "OMP_NUM_THREADS" not in os.environ and not cuda.is_available():
-        found["OMP_NUM_THREADS"] = "1"
+    if not cuda.is_available():
+        found |= {name: value for name, value in CPU_RANKS.items() if name not in os.environ}
     return {**found, **job.environment}
 
 

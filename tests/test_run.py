@@ -2,6 +2,7 @@
 
 import json
 import os
+import platform
 import signal
 import subprocess
 import sys
@@ -102,6 +103,30 @@ def test_a_module_runs_from_the_working_folder_and_own_threads_are_kept(tmp_path
     (rank,) = told(tmp_path / "told")
     assert rank["argv"] == [str(tmp_path / "mine" / "train.py"), "x"]
     assert (rank["path"], rank["OMP_NUM_THREADS"], rank["ARACHNE_PLAN"]) == (str(tmp_path), "2", None)
+
+
+REUSES = """
+import os, resource, sys
+import numpy
+
+def step():
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    held = [numpy.zeros(2**18, dtype="f8") + 1 for _ in range(32)]  # 2 MiB each
+    del held
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+
+step(), step()
+with open(os.path.join(os.environ["TOLD"], os.environ["RANK"]), "w") as file:
+    file.write(str(step()))
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="how glibc is told to keep memory")
+def test_memory_that_a_step_frees_stays_with_its_rank(tmp_path):
+    """Given back and taken anew, 32 arrays of 2 MiB are 16384 pages of 4 KiB."""
+    (tmp_path / "told").mkdir()
+    run_ranks(["a:0"], [script(tmp_path, REUSES)], env={"TOLD": str(tmp_path / "told")})
+    assert told(tmp_path / "told")[0] < 1000
 
 
 def test_a_rank_ends_as_python_does_with_its_threads_pools_and_exit_handlers(tmp_path, capfd):
