@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+import torch.distributed.nn.functional  # before a group is made, which its functions would keep as a default
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
@@ -124,9 +125,12 @@ class Session:
             self._entered = False
             if error is not None:
                 self._annotate(error)
-            elif self.world_size > 1:
+                return
+            if self.world_size > 1:
                 # a group that goes while another rank still receives fails that rank
                 dist.barrier(device_ids=[self.device.index] if self.device.type == "cuda" else None)
+            if self._engine is not None:
+                self._engine.close()
 
     def engine(
         self,

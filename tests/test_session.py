@@ -149,6 +149,37 @@ def test_an_error_leaves_with_rank_device_and_stage_and_no_process_group() -> No
     assert run_ranks(2, own_group, free_port(), True) == [(True, False, note) for note in notes]
 
 
+ENDS = """
+import gc, os, sys
+import torch
+from torch import nn
+import arachne_runtime as arachne
+with arachne.Session(sys.argv[1]) as session:
+    engine = session.engine(
+        lambda: nn.Sequential(nn.Linear(2, 4), nn.ReLU(), nn.Linear(4, 1)),
+        optimizer=lambda p: torch.optim.AdamW(p),
+        loss=lambda output, batch: output.square().mean(),
+    )
+    loss = engine.step(torch.ones(4, 2)).loss
+names = [open(f"/proc/self/task/{task}/comm").read() for task in os.listdir("/proc/self/task")]
+print("left", [name for name in names if "gloo" in name])
+try:
+    engine.step(torch.ones(4, 2))
+except arachne.UsageError as error:
+    print(error)
+"""
+
+
+def test_no_thread_of_a_group_outlives_its_session(tmp_path: Path) -> None:
+    """One that let go of a tensor at the interpreter's end aborted 1 rank in 30 on a slow device."""
+    write(LITTLE, tmp_path / "plan.json")
+    (tmp_path / "train.py").write_text(ENDS)
+    done = torchrun(2, str(tmp_path / "train.py"), str(tmp_path / "plan.json"))
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("left []\n") == 2
+    assert done.stdout.count("the engine is closed, since its session has ended") == 2
+
+
 def test_without_a_plan_one_process_trains_the_whole_model() -> None:
     with arachne.Session(device="cpu") as session:
         engine = make_engine(session)

@@ -142,6 +142,7 @@ class Engine:
         self._num_items = num_items
         self._records: Records = recorder or Silence()
         self._blocking = blocking
+        self._is_open = True
         self._program = lru_cache(KEPT_PROGRAMS)(self._make_program)
 
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
@@ -157,7 +158,13 @@ class Engine:
         )
 
     def close(self) -> None:
-        """Destroy the process groups that the engine made."""
+        """Destroy the process groups that the engine made, and let go of the others; it cannot step any more.
+
+        Threads of a group that anything still holds outlive it. One that lets go of a tensor while the
+        interpreter ends aborts it: "terminate called without an active exception" (torch 2.13, gloo).
+        """
+        self._is_open = False
+        self._gradients.close()
         self._mesh.close()
 
     def step(self, batch: Any) -> StepReport:
@@ -170,6 +177,10 @@ class Engine:
             UsageError: No rows, or more than the plan's global batch.
 
         """
+        if not self._is_open:
+            raise UsageError(
+                "the engine is closed, since its session has ended: train inside its `with` block"
+            )
         start = time.perf_counter()
         batch = as_step_batch(batch)
         self._refuse_rows(batch.num_rows)

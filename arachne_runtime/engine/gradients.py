@@ -174,6 +174,10 @@ class Gradients:
         """Scale down by ``limit / norm`` where the norm is above the limit, as PyTorch does."""
         torch.nn.utils.clip_grads_with_norm_(self.parameters, limit, torch.tensor(norm, dtype=torch.float64))
 
+    def close(self) -> None:
+        """Let go of the groups; nothing can be summed any more."""
+        self.buckets.clear()
+
     def _all(self) -> Iterable[Bucket]:
         return (bucket for buckets in self.buckets.values() for bucket in buckets)
 

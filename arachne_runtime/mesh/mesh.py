@@ -1,6 +1,6 @@
 """Where this rank stands in a plan, and the process groups it needs; formed in one order on every rank."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import product
 
@@ -21,7 +21,7 @@ class Mesh:
     device: torch.device
     reductions: tuple[Reduction, ...]
     """All reductions of the plan that this rank is a member of, those without another member too."""
-    groups: Mapping[tuple[int, ...], dist.ProcessGroup]
+    groups: dict[tuple[int, ...], dist.ProcessGroup]
     """Groups of more than one rank that this rank is in, by members; all ranks are the default group."""
     transport: Transport
     num_ranks: int
@@ -45,10 +45,13 @@ class Mesh:
         return self.groups.get(tuple(range(self.num_ranks)))
 
     def close(self) -> None:
-        """Destroy the groups that were made; the default group stays with whoever made it."""
+        """Destroy the groups that were made, and forget all; the default one stays with whoever made it."""
+        world = self.world
         for group in self.groups.values():
-            if group is not self.world:
+            if group is not world:
                 dist.destroy_process_group(group)
+        self.groups.clear()
+        self.transport.close()
 
 
 def _groups(

@@ -22,6 +22,10 @@ class Transport(Protocol):
         """Start receiving into a contiguous tensor."""
         ...
 
+    def close(self) -> None:
+        """Destroy what was made for it."""
+        ...
+
 
 class GlooTransport:
     """Tagged messages on the default group; they may be received in any order."""
@@ -39,6 +43,9 @@ class GlooTransport:
         work = dist.irecv(tensor, sender, tag=tag)
         assert work is not None
         return work
+
+    def close(self) -> None:
+        """The default group is not its own."""
 
 
 class NcclTransport:
@@ -79,3 +86,9 @@ class NcclTransport:
         work = dist.irecv(tensor, sender, group=self._pairs[sender, dist.get_rank()])
         assert work is not None
         return work
+
+    def close(self) -> None:
+        """Destroy the communicators."""
+        for group in self._pairs.values():
+            dist.destroy_process_group(group)
+        self._pairs.clear()
