@@ -24,7 +24,7 @@ from planner.search import find_plan, is_small
 from planner.search.complete import Completer
 from planner.search.counts import packings
 from planner.search.diagnose import Needs
-from planner.search.exact import Exact, find_pools
+from planner.search.exact import Exact, find_pools, seatings
 from planner.search.exact.columns import Columns
 from planner.search.judge import Judge
 
@@ -289,3 +289,35 @@ def test_a_global_batch_below_every_measured_share_is_not_measured():
         completer.cuts((stage,), 2, 1)
     with pytest.raises(NotMeasuredError, match="not measured for"):
         find_plan(few, evaluations=50)
+
+
+def test_every_way_to_divide_nodes_is_there_once():
+    request = catalog_request(16, 2, 0)
+    found = [
+        [(pool.tp, len(pool.seats)) for pool in p.pools]
+        for p in seatings(request.cluster, {"A100-40": (1, 2, 4)})
+    ]
+    assert len(found) == 10  # unordered pairs of 4, 2+2, 2+1+1 and 1+1+1+1
+    assert [(1, 4), (1, 4)] in found
+    assert [(2, 1), (1, 2), (4, 1)] in found
+    for pools in seatings(request.cluster, {"A100-40": (1, 2, 4)}):
+        devices = [d for pool in pools.pools for seat in pool.seats for d in seat]
+        assert sorted(devices) == sorted(request.cluster.devices)
+    assert [p.counts for p in seatings(request.cluster, {"A100-40": (2,)})] == [(2, 2)]
+
+
+def test_tensor_parallel_plans_are_proven_too():
+    """With a layer that takes a third of the time on two devices, groups of two are best, and proven so."""
+    request = catalog_request(6, 1, 0, gpus=2)
+    timings = tuple(
+        msgspec.structs.replace(t, forward_s=t.forward_s / 3, backward_s=t.backward_s / 3) if t.tp == 2 else t
+        for t in request.profile.timings
+    )
+    small = msgspec.structs.replace(
+        request.model, blocks=request.model.blocks[:3] + request.model.blocks[-1:]
+    )
+    profile = msgspec.structs.replace(request.profile, timings=timings)
+    fast = Request(cluster=request.cluster, model=small, profile=profile, global_batch=6, max_micro_batch=4)
+    found = find_plan(fast, time_budget_s=60.0)
+    assert found.proven
+    assert len(found.plan.pipelines[0].stages[0].replicas[0].devices) == 2

@@ -13,7 +13,7 @@ from ..request import Objective, Request
 from .broad import Broad
 from .complete import Completer
 from .diagnose import Needs, what_binds
-from .exact import Exact, find_pools, num_shapes
+from .exact import Exact, Pools, num_shapes, seatings
 from .found import Found, Rival, runners
 from .ideal import ideal_seconds
 from .judge import Judge, Progress, SearchOverError
@@ -156,8 +156,11 @@ class _Search:
         """Local moves first: the better the plan to start from, the sooner the proof."""
         for plan in [k.plan for k in self.judge.kept][:2]:
             self._refiner(plan).climb(plan, 60)
-        pools = find_pools(self.request.cluster)
-        return Exact(self.request, pools, self.judge.offer, self.judge.check).run(self.judge.limit_s)
+        proofs = [
+            Exact(self.request, pools, self.judge.offer, self.judge.check).run(self.judge.limit_s)
+            for pools in _seatings(self.request)
+        ]
+        return all(proofs)
 
     def _refiner(self, plan: Plan) -> Refiner:
         moved = len(self.request.cluster.devices) <= MOST_MOVED_DEVICES
@@ -208,5 +211,10 @@ def is_small(request: Request) -> bool:
         return False
     batch = request.global_batch
     sizes = range(1, min(batch, request.max_micro_batch or batch) + 1)
-    shapes = num_shapes(find_pools(request.cluster).counts, len(request.model.blocks))
+    shapes = sum(num_shapes(pools.counts, len(request.model.blocks)) for pools in _seatings(request))
     return shapes * sum(batch // size for size in sizes) <= MOST_EXACT_COLUMNS
+
+
+def _seatings(request: Request) -> Iterator[Pools]:
+    types = dict.fromkeys(entry.device for entry in request.cluster.node)
+    return seatings(request.cluster, {name: request.tables.tp_degrees(name) for name in types})

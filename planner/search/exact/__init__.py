@@ -2,6 +2,6 @@
 
 from .branch_and_bound import Exact
 from .columns import num_shapes
-from .pools import find_pools
+from .pools import Pools, find_pools, seatings
 
-__all__ = ["Exact", "find_pools", "num_shapes"]
+__all__ = ["Exact", "Pools", "find_pools", "num_shapes", "seatings"]

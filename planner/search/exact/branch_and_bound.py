@@ -241,7 +241,7 @@ class Exact:
         counts: Sequence[tuple[int, int]],
         stages: Sequence[Sequence[Choice]],
     ) -> Plan:
-        free = [list(pool.devices) for pool in self.pools.pools]
+        free = [list(pool.seats) for pool in self.pools.pools]
         model = self.request.model
         return Plan(
             model=model.name,
@@ -257,7 +257,7 @@ class Exact:
                             layers=(shape.bounds[s], shape.bounds[s + 1]),
                             recompute=choice.recompute,
                             replicas=tuple(
-                                Replica(devices=(free[p].pop(0),), share=n)
+                                Replica(devices=free[p].pop(0), share=n)
                                 for p, n in zip(choice.pools, choice.shares, strict=True)
                             ),
                         )

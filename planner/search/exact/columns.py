@@ -67,7 +67,7 @@ class Columns:
         self.check = check
         self.pools = pools
         self.stage_tables = StageTables(request, floors=True)
-        self.hardware = [self.stage_tables.hardware(pool.devices[0]) for pool in pools.pools]
+        self.hardware = [self.stage_tables.hardware(pool.seats[0][0], pool.tp) for pool in pools.pools]
         self._hops: dict[tuple[Counts, Counts, int], Array] = {}
         self._mixes: dict[Counts, Mix] = {}
         self._rings: dict[tuple[Counts, int], tuple[Seconds, float]] = {}
@@ -137,55 +137,68 @@ class Columns:
         """Least seconds of a message between two stages, by the block behind the boundary."""
         key = before, after, micro_batch
         if key not in self._hops:
-            links = list(self._links(before, after))
+            links, streams = list(self._links(before, after)), self._streams(before, after)
             alone = sum(before) == 1 and sum(after) == 1
             messages = max(sum(before), sum(after)) if min(sum(before), sum(after)) == 1 else 1
             rows = micro_batch if messages > 1 or alone else 1
             row = np.zeros(self.stage_tables.num_blocks + 1)
-            latency, per_byte = min(k.latency_s for k in links), min(k.seconds_per_byte for k in links)
+            latency = min(k.latency_s for k in links)
+            per_byte = min(_least_per_byte(k, streams) for k in links)
             for block in range(1, self.stage_tables.num_blocks):
                 size = rows * self.request.tables.output_bytes[block - 1]
-                whole = links[0].seconds(size) if alone and len(links) == 1 else 0.0
+                whole = links[0].seconds(-(-size // streams), streams) if alone and len(links) == 1 else 0.0
                 row[block] = max(whole, messages * latency + size * per_byte)
             self._hops[key] = row
         return self._hops[key]
+
+    def _streams(self, before: Counts, after: Counts) -> int:
+        """Most ranks of a group that send at once: as many as the smaller group of the two has."""
+        largest = (
+            max(pool.tp for n, pool in zip(stage, self.pools.pools, strict=True) if n)
+            for stage in (before, after)
+        )
+        return min(largest)
 
     def _links(self, before: Counts, after: Counts) -> Iterator[Link]:
         for p, m in enumerate(before):
             for q, n in enumerate(after):
                 if m and n:
-                    a, b = self.pools.pools[p].devices[0], self.pools.pools[q].devices[-1]
+                    a, b = self.pools.pools[p].seats[0][0], self.pools.pools[q].seats[-1][0]
                     yield self.request.fleet.link(node_of(a), node_of(b))
 
     @cached_property
     def all_links(self) -> tuple[tuple[Link, bool], ...]:
         """Every link between two devices, and whether it leaves a node."""
-        names = [node_of(d) for pool in self.pools.pools for d in pool.devices]
+        names = [node_of(d) for pool in self.pools.pools for seat in pool.seats for d in seat]
         pairs = sorted(set(combinations(names, 2)))
         return tuple((self.request.fleet.link(a, b), a != b) for a, b in pairs)
 
     def nodes_of(self, stage: Counts) -> int:
         """Nodes that a stage's devices stand in."""
-        return sum(
-            n if len({node_of(d) for d in pool.devices}) > 1 else 1
-            for n, pool in zip(stage, self.pools.pools, strict=True)
-            if n
-        )
+        nodes: set[str] = set()
+        for n, pool in zip(stage, self.pools.pools, strict=True):
+            nodes.update(node_of(seat[0]) for seat in pool.seats[:n])
+        return len(nodes)
 
     def ring(self, stage: Counts, others: int) -> tuple[Seconds, float]:
         """Least seconds of a reduction over a stage and ``others``: fixed ones, and seconds a byte."""
         key = stage, others
         if key not in self._rings:
-            self._rings[key] = self._ring(sum(stage) + others, self.nodes_of(stage) > 1)
+            tp = min(pool.tp for n, pool in zip(stage, self.pools.pools, strict=True) if n)
+            self._rings[key] = self._ring(sum(stage) + others, self.nodes_of(stage) > 1, tp)
         return self._rings[key]
 
-    def _ring(self, members: int, leaves: bool) -> tuple[Seconds, float]:
-        """A ring over at least so many members, one of whose edges leaves a node or not."""
+    def _ring(self, members: int, leaves: bool, least_tp: int) -> tuple[Seconds, float]:
+        """A ring over at least so many members, one of whose edges leaves a node or not.
+
+        The member with the fewest devices moves the largest shard: one of at least 1 / ``least_tp``.
+        """
         if members < 2:
             return 0.0, 0.0
         links = [k for k, out in self.all_links if out or not leaves]
         messages = 2 * (members - 1)
-        latency, per_byte = min(k.latency_s for k in links), min(k.seconds_per_byte for k in links)
+        latency = min(k.latency_s for k in links)
+        per_byte = min(_least_per_byte(k, least_tp) for k in links)
         return messages * latency, messages / members * per_byte
 
     def updates(self, mix: Mix) -> Table:
@@ -200,6 +213,11 @@ class Columns:
                 slowest = np.maximum(slowest, np.subtract.outer(prefix, prefix).T)
             self._updates[mix] = slowest
         return self._updates[mix]
+
+
+def _least_per_byte(link: Link, streams: int) -> float:
+    """Of a message that so many ranks send in parts: they share a NIC, but not the links inside a node."""
+    return link.seconds_per_byte if link.shared else link.seconds_per_byte / streams
 
 
 def num_shapes(pool_counts: Counts, num_blocks: int) -> int:
