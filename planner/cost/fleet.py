@@ -1,6 +1,7 @@
 """Devices of a cluster with the figures that a price needs: the cluster file's own, else the catalog's."""
 
 from dataclasses import dataclass
+from itertools import combinations
 
 from arachne_runtime.errors import InvalidFileError, Problem, UsageError
 from arachne_runtime.plan.cluster import Cluster, NodeEntry, index_of
@@ -35,8 +36,10 @@ class Fleet:
             node.name: NodeFacts(node.name, order, node.entry.gpus, *facts[node.entry.name])
             for order, node in enumerate(cluster.nodes)
         }
-        self._links: dict[tuple[str, str], Link] = {}
-        self._among: dict[tuple[frozenset[str], bool], tuple[Link, ...]] = {}
+        self._kinds = _kinds(cluster, self.nodes)
+        self._links: dict[tuple[int, int], Link] = {}
+        self._inside: dict[str, Link] = {}
+        self._among: dict[tuple[frozenset[tuple[int, bool]], frozenset[str]], tuple[Link, ...]] = {}
         self._interned: dict[object, Link] = {}
 
     def node(self, name: str) -> NodeFacts:
@@ -53,22 +56,32 @@ class Fleet:
 
     def link(self, a: str, b: str) -> Link:
         """The link from a device of node ``a`` to a device of node ``b``."""
-        found = self._links.get((a, b))
+        if a == b:
+            inside = self._inside.get(a)
+            if inside is None:
+                inside = self._inside[a] = self._intern(self._intra(a))
+            return inside
+        key = self._kinds[a], self._kinds[b]
+        found = self._links.get(key)
         if found is None:
-            found = self._intern(self._intra(a) if a == b else self._inter(a, b))
-            self._links[a, b] = self._links[b, a] = found
+            found = self._intern(self._inter(a, b))
+            self._links[key] = self._links[key[::-1]] = found
         return found
 
     def links_among(self, names: tuple[str, ...], crowded: bool) -> tuple[Link, ...]:
         """Every different link between these nodes, and inside them where they are few or ``crowded``."""
-        key = (frozenset(names), crowded)
-        found = self._among.get(key)
-        if found is None:
-            pairs = [(a, b) for i, a in enumerate(names) for b in names[i + 1 :]]
-            if crowded or not pairs:
-                pairs += [(a, a) for a in names]
-            found = self._among[key] = tuple({id(k): k for k in (self.link(*p) for p in pairs)}.values())
-        return found
+        of_kind: dict[int, list[str]] = {}
+        for name in names:
+            of_kind.setdefault(self._kinds[name], []).append(name)
+        inside = crowded or len(names) == 1
+        entries = {self.cluster.nodes_by_name[n].entry.name: n for n in names} if inside else {}
+        key = frozenset((kind, len(found) > 1) for kind, found in of_kind.items()), frozenset(entries)
+        known = self._among.get(key)
+        if known is None:
+            few = [name for found in of_kind.values() for name in found[:2]]
+            pairs = [*combinations(few, 2), *((n, n) for n in entries.values())]
+            known = self._among[key] = tuple({id(k): k for k in (self.link(*p) for p in pairs)}.values())
+        return known
 
     def _intra(self, name: str) -> Link:
         node, entry = self.node(name), self.cluster.nodes_by_name[name].entry
@@ -89,6 +102,18 @@ class Fleet:
         latency = pair.latency_us if pair.latency_us is not None else self.cluster.network.latency_us
         curves = curves_of(self.profile.links, *types, LinkScope.INTER)
         return Link(LinkScope.INTER, latency * 1e-6, 1 / (pair.inter_GBps * GB), curves)
+
+
+def _kinds(cluster: Cluster, nodes: dict[str, NodeFacts]) -> dict[str, int]:
+    """A number for each node such that nodes with equal numbers have equal links to all others."""
+    named = {place for pair in cluster.network.pair for place in pair.between}
+    numbers: dict[tuple[object, ...], int] = {}
+    found = {}
+    for node in cluster.nodes:
+        places = (node.name, node.entry.name, node.entry.zone)
+        key = nodes[node.name].device.name, *(place if place in named else None for place in places)
+        found[node.name] = numbers.setdefault(key, len(numbers))
+    return found
 
 
 def _entries(cluster: Cluster) -> dict[str, tuple[DeviceType, Bytes, float | None]]:

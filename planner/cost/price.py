@@ -112,12 +112,16 @@ def peaks_of(plan: Plan, seats: Seats, tables: Tables) -> tuple[dict[str, Bytes]
     """Peak bytes by device, and the device that lacks most where any lacks some."""
     peaks: dict[str, Bytes] = {}
     worst: Infeasible | None = None
+    known: dict[tuple[object, ...], StageMemory] = {}
     for p, (pipeline, seated, n) in enumerate(zip(plan.pipelines, seats, rows_of(plan), strict=True)):
         for row in range(n):
             for r, seat in enumerate(seated[row]):
-                parts = [
-                    _memory(plan, pipeline, s, seated[s][r], n, tables) for s in range(row, len(seated), n)
-                ]
+                parts = []
+                for s in range(row, len(seated), n):
+                    key = _what_memory_depends_on(pipeline, s, seated[s][r], n)
+                    if key not in known:
+                        known[key] = _memory(plan, pipeline, s, seated[s][r], n, tables)
+                    parts.append(known[key])
                 peak = together(parts) + seat.node.device.reserve_bytes
                 peaks.update(dict.fromkeys(seat.replica.devices, peak))
                 over = peak - seat.node.memory_bytes
@@ -130,6 +134,14 @@ def peaks_of(plan: Plan, seats: Seats, tables: Tables) -> tuple[dict[str, Bytes]
                         available_bytes=seat.node.memory_bytes,
                     )
     return peaks, worst
+
+
+def _what_memory_depends_on(pipeline: Pipeline, s: int, seat: Seat, rows: int) -> tuple[object, ...]:
+    """Alike devices are looked at once."""
+    stage, replica = pipeline.stages[s], seat.replica
+    held = s, len(pipeline.stages), rows, pipeline.micro_batches
+    sharing = stage.recompute, stage.zero, len(stage.replicas), stage.expert_parallel, stage.expert_tensor
+    return stage.layers, held, sharing, seat.node.device.name, len(replica.devices), replica.share
 
 
 def _memory(plan: Plan, pipeline: Pipeline, s: int, seat: Seat, rows: int, tables: Tables) -> StageMemory:
