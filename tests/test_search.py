@@ -1,6 +1,5 @@
 """The search: equal to the oracle where that is known, never worse than a rival, deterministic."""
 
-import re
 import subprocess
 import sys
 from math import inf
@@ -23,7 +22,6 @@ from planner.request import Request
 from planner.search import find_plan, is_small
 from planner.search.complete import Completer
 from planner.search.counts import packings
-from planner.search.diagnose import Needs
 from planner.search.exact import Exact, find_pools, seatings
 from planner.search.exact.columns import Columns
 from planner.search.judge import Judge
@@ -226,36 +224,6 @@ def test_the_same_in_every_process_and_under_every_hash_seed():
         for hash_seed in ("0", "1")
     }
     assert plans == {encode(find_plan(random_request(11, MIDDLE), seed=5, evaluations=60).plan)}
-
-
-# --- nothing fits
-
-
-def tight(memory_GiB: float) -> Request:
-    request = catalog_request(16, 0, 1, gpus=2)
-    entries = tuple(msgspec.structs.replace(e, memory_GiB=memory_GiB) for e in request.cluster.node)
-    cluster = msgspec.structs.replace(request.cluster, node=entries)
-    return Request(cluster=cluster, model=request.model, profile=request.profile, global_batch=16)
-
-
-def test_what_binds_is_named_and_the_way_out_helps():
-    with pytest.raises(NoFeasiblePlanError) as caught:
-        find_plan(tight(5.0), time_budget_s=5.0)
-    text = str(caught.value)
-    assert "opt-350m" in text
-    assert "V100-16" in text
-    assert re.search(r"stage \d \(blocks? \d+", text)
-    added = int(re.search(r"(\d+) further V100-16 devices? would do", text)[1])
-    needs = Needs(tight(5.0))
-    assert needs.leanest(("v:0",) * added).over_bytes <= 0
-    assert needs.leanest(("v:0",) * (added - 1)).over_bytes > 0
-    over = float(re.search(r"or ([\d.]+) GiB more memory a device", text)[1])
-    assert find_plan(tight(5.0 + over * 1.02), time_budget_s=5.0).plan
-
-
-def test_devices_alone_cannot_always_help():
-    with pytest.raises(NoFeasiblePlanError, match="would not help"):
-        find_plan(tight(1.5), time_budget_s=5.0)
 
 
 def test_what_is_not_measured_is_not_called_infeasible():

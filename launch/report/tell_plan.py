@@ -1,12 +1,13 @@
 """The answer of a search as a document and as text: plan, price, rivals, runners-up, what if."""
 
 from collections.abc import Iterator
+from itertools import groupby
 
 import msgspec
 
 from arachne_runtime.plan.alike import alike
 from arachne_runtime.plan.cluster import Cluster
-from arachne_runtime.plan.plan import Plan
+from arachne_runtime.plan.plan import Plan, Stage
 from arachne_runtime.plan.text import describe
 from arachne_runtime.units import Seconds, format_seconds
 from planner import Found
@@ -102,22 +103,26 @@ def _runners_up(found: Found, best: Losses, request: Request) -> Iterator[OtherA
 
 
 def shape_of(plan: Plan, cluster: Cluster) -> str:
-    """``2 pipelines of 8 x 4 over A100-40 2 V100-16 1 1``: widths of the stages, alike pipelines counted."""
+    """``2 pipelines of 8 x 4 over 2 A100-40, 1 V100-16 (2 stages)``: replicas of each stage."""
     texts = []
     for group in alike(plan, cluster):
         count, pipeline = len(group.pipelines), group.first
-        stages: list[str] = []
-        last = ""
-        for stage in pipeline.stages:
-            kind = "+".join(dict.fromkeys(cluster.device_type(d) for d in stage.devices))
-            degrees = sorted({len(replica.devices) for replica in stage.replicas})
-            tensor = f"x TP {'/'.join(map(str, degrees))}" if degrees != [1] else ""
-            stages.append(f"{kind + ' ' if kind != last else ''}{len(stage.replicas)}{tensor}")
-            last = kind
+        stages = [
+            f"{words} ({count} stages)" if (count := len(list(run))) > 1 else words
+            for words, run in groupby(_stage_words(stage, cluster) for stage in pipeline.stages)
+        ]
         plural = "s" if count > 1 else ""
         work = f"{pipeline.micro_batches} x {pipeline.micro_batch}"
-        texts.append(f"{count} pipeline{plural} of {work} over {' '.join(stages)}")
+        texts.append(f"{count} pipeline{plural} of {work} over {', '.join(stages)}")
     return "; ".join(texts)
+
+
+def _stage_words(stage: Stage, cluster: Cluster) -> str:
+    """``4 A100-40``, or with the degree ``4 A100-40 TP 2``."""
+    kind = "+".join(dict.fromkeys(cluster.device_type(d) for d in stage.devices))
+    degrees = sorted({len(replica.devices) for replica in stage.replicas})
+    tensor = f" TP {'/'.join(map(str, degrees))}" if degrees != [1] else ""
+    return f"{len(stage.replicas)} {kind}{tensor}"
 
 
 def found_text(answer: FoundAnswer, plan: Plan, cluster: Cluster) -> str:

@@ -68,7 +68,7 @@ def enlarged(cluster: Cluster, device: str) -> tuple[Cluster, int]:
     """
     like = max((e for e in cluster.node if e.device == device), key=lambda e: e.gpus * e.count)
     gpus = 1 if len(cluster.devices) <= FEW_DEVICES else like.gpus
-    name = _fresh_name(cluster, like)
+    name = fresh_name(cluster, like)
     pairs = tuple(
         _beside(pair, like.name, name) for pair in cluster.network.pair if like.name in pair.between
     )
@@ -77,7 +77,8 @@ def enlarged(cluster: Cluster, device: str) -> tuple[Cluster, int]:
     return Cluster(node=(*cluster.node, entry), network=network), gpus
 
 
-def _fresh_name(cluster: Cluster, like: NodeEntry) -> str:
+def fresh_name(cluster: Cluster, like: NodeEntry) -> str:
+    """A name for one more entry, after that of its like."""
     taken = {*cluster.nodes_by_name, *(entry.name for entry in cluster.node)}
     name = f"{like.name}-more"
     while name in taken:

@@ -12,7 +12,6 @@ from ..peers import DEFAULT_BUDGET_S, PEERS, Strategy
 from ..request import Objective, Request
 from .broad import Broad
 from .complete import Completer
-from .diagnose import Needs, what_binds
 from .exact import Exact, Pools, num_shapes, seatings
 from .found import Found, Rival, runners
 from .ideal import ideal_seconds
@@ -74,10 +73,12 @@ def find_plan(
 def _refuse_nothing(request: Request, judge: Judge) -> None:
     """NoFeasiblePlanError or NotMeasuredError where no plan was found, or none that keeps the limits."""
     if not judge.kept:
-        shortage = Needs(request).leanest()
-        if shortage.over_bytes <= 0:
+        from ..explain import what_is_missing  # it explains searches, and asks for them
+
+        missing = what_is_missing(request)
+        if missing.over_bytes <= 0:
             _refuse_not_measured(request, judge)
-        raise NoFeasiblePlanError(what_binds(request, shortage))
+        raise NoFeasiblePlanError(missing.text)
     best = judge.kept[0]
     if best.score.excess > 0:
         raise NoFeasiblePlanError(missed(best.plan, best.estimate, request))

@@ -1,0 +1,160 @@
+"""Where nothing fits: what is missing; each change that is named helps, and a smaller one does not."""
+
+from dataclasses import replace
+
+import msgspec
+import pytest
+
+from arachne_runtime.errors import NoFeasiblePlanError
+from arachne_runtime.plan.cluster import Cluster, Network, NodeEntry
+from arachne_runtime.plan.plan import ScheduleKind
+from arachne_runtime.plan.profile import Profile
+from arachne_runtime.units import GIB
+from planner import catalog
+from planner.explain import Change, ChangeKind, Leanest, Missing, what_is_missing
+from planner.request import Request
+from planner.search import find_plan
+from tests.test_losses import problem
+
+
+def tight(
+    memory_GiB: float, *, gpus: int = 2, count: int = 1, tp: tuple[int, ...] = (1,), **fields
+) -> Request:
+    """OPT-350M on V100s with little memory; ``tp``: degrees that were measured."""
+    node = NodeEntry(name="v", device="V100-16", gpus=gpus, count=count, memory_GiB=memory_GiB)
+    measured = catalog.profile("opt-350m")
+    rows = [
+        msgspec.structs.replace(row, tp=degree)
+        for row in measured.timings
+        for degree in tp
+        if row.tp == 1 and row.device == "V100-16"
+    ]
+    profile = Profile(model="opt-350m", sequence=2048, dtype=measured.dtype, timings=tuple(rows))
+    return Request(
+        cluster=Cluster(node=(node,), network=Network(inter_GBps=12.5)),
+        model=catalog.model("opt-350m"),
+        profile=profile,
+        global_batch=16,
+        **fields,
+    )
+
+
+def change(missing: Missing, kind: ChangeKind) -> Change | None:
+    return next((c for c in missing.changes if c.kind is kind), None)
+
+
+def fits(request: Request) -> bool:
+    try:
+        find_plan(request, evaluations=40, peers=())
+    except NoFeasiblePlanError:
+        return False
+    return True
+
+
+def test_what_is_missing_names_stage_memory_and_amount():
+    missing = what_is_missing(tight(5.0))
+    assert missing.device_type == "V100-16"
+    assert missing.needed_bytes - missing.available_bytes == missing.over_bytes > 0
+    assert missing.available_bytes == 5 * GIB
+    assert (missing.depth, missing.tp, missing.width) == (2, 1, 1)
+    for words in ("no plan fits opt-350m", f"stage {missing.stage} (blocks ", "more memory a device"):
+        assert words in missing.text
+
+
+def test_the_search_says_it():
+    with pytest.raises(NoFeasiblePlanError) as caught:
+        find_plan(tight(5.0), evaluations=20)
+    assert str(caught.value) == what_is_missing(tight(5.0)).text
+
+
+def test_more_memory_is_enough_and_less_is_not():
+    over = change(what_is_missing(tight(5.0)), ChangeKind.MEMORY).amount / GIB
+    assert fits(tight(5.0 + over * 1.01))
+    assert not fits(tight(5.0 + over * 0.9))
+
+
+def test_more_devices_are_enough_and_fewer_are_not():
+    added = change(what_is_missing(tight(5.0)), ChangeKind.DEVICES).amount
+    assert fits(tight(5.0, gpus=2 + added))
+    assert not fits(tight(5.0, gpus=2 + added - 1))
+
+
+def test_a_large_cluster_is_asked_for_nodes():
+    nodes = [(f"f{i}", "fast", 3) for i in range(3)]
+    request = problem(*nodes, batch=64, blocks=40, parameters=10**8, memory_GiB=6.0)
+    devices = change(what_is_missing(request), ChangeKind.DEVICES)
+    assert (devices.device, devices.amount % 3) == ("fast", 0)
+    assert devices.text == f"{devices.amount} further fast devices ({devices.amount // 3} nodes of 3)"
+    enough = [(f"f{i}", "fast", 3) for i in range(3 + devices.amount // 3)]
+    for given, fitting in ((enough, True), (enough[1:], False)):
+        request = problem(*given, batch=64, blocks=40, parameters=10**8, memory_GiB=6.0)
+        assert (Leanest(request).shortage().over_bytes <= 0) is fitting
+
+
+def test_devices_alone_cannot_always_help():
+    missing = what_is_missing(tight(1.5))
+    assert change(missing, ChangeKind.DEVICES) is None
+    assert change(missing, ChangeKind.MEMORY) is not None
+
+
+def test_zero_helps_where_many_replicas_would_share():
+    request = tight(4.6, gpus=8)
+    one_stage = replace(request, model=request.model)
+    missing = what_is_missing(one_stage)
+    assert missing.over_bytes <= 0  # eight stages fit
+    shallow = _one_block(memory_GiB=2.9)
+    found = change(what_is_missing(shallow), ChangeKind.ZERO)
+    assert found.amount == 1
+    assert Leanest(replace(shallow, max_zero=1)).shortage().over_bytes <= 0
+    assert "ZeRO 1 allowed" in what_is_missing(shallow).text
+
+
+def _one_block(memory_GiB: float) -> Request:
+    """A model that cannot be cut: 250 million parameters, 1 + 1 + 2 GB in float32."""
+    request = tight(memory_GiB, gpus=4)
+    block = msgspec.structs.replace(
+        request.model.blocks[1], parameters=125_000_000, activation_bytes=10**6, output_bytes=0, tied_to=None
+    )
+    rows = tuple(
+        msgspec.structs.replace(row, activation_bytes=None)
+        for row in request.profile.timings
+        if row.kind == block.kind
+    )
+    return replace(
+        request,
+        model=msgspec.structs.replace(request.model, blocks=(block,)),
+        profile=msgspec.structs.replace(request.profile, timings=rows),
+    )
+
+
+def test_tensor_parallelism_that_was_not_measured_is_proposed():
+    request = _one_block(memory_GiB=2.9)
+    found = change(what_is_missing(request), ChangeKind.TENSOR)
+    assert found.amount == 2
+    assert found.text == "tensor parallelism of degree 2, of which nothing was measured"
+    rows = tuple(msgspec.structs.replace(row, tp=2) for row in request.profile.timings)
+    measured = msgspec.structs.replace(request.profile, timings=request.profile.timings + rows)
+    assert Leanest(replace(request, profile=measured)).shortage().over_bytes <= 0
+
+
+def test_a_smaller_micro_batch_that_was_not_measured_is_proposed():
+    request = tight(9.9)
+    assert what_is_missing(request).over_bytes <= 0
+    rows = tuple(row for row in request.profile.timings if row.samples == 4)
+    large = replace(request, profile=msgspec.structs.replace(request.profile, timings=rows))
+    found = change(what_is_missing(large), ChangeKind.SHARE)
+    assert found.text == "micro-batches of 1 sample, of which nothing was measured (smallest: 4)"
+
+
+def test_a_leaner_schedule_is_proposed():
+    request = tight(9.95, schedules=(ScheduleKind.GPIPE,))
+    found = change(what_is_missing(request), ChangeKind.SCHEDULE)
+    assert found.text == "the schedule 1f1b"
+    assert fits(tight(9.95))
+
+
+def test_where_the_leanest_fits_nothing_is_missing():
+    missing = what_is_missing(tight(16.0))
+    assert missing.over_bytes < 0
+    assert missing.changes == ()
+    assert "give the search more time" in missing.text
