@@ -41,7 +41,7 @@ class LossKind(StrEnum):
     TENSOR = "tensor parallelism"
     """What a TP group takes beyond its devices alone at the same share, its collectives included."""
     HOPS = "hops"
-    """What messages between stages add to the slowest pipeline."""
+    """What messages add to the slowest pipeline: between stages, to experts, of ZeRO's shards."""
     SYNC = "synchronisation"
     """From the last action of all pipelines to the last sum of gradients."""
     UPDATE = "optimizer and fixed costs"
