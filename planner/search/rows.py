@@ -95,7 +95,7 @@ class Rows:
             device = self.supply.pools[pool].device
             kept = tables.activations(0, self.num_blocks, device, tp, share)
             whole = tables.parameters(0, self.num_blocks) * states / tp + float(kept)
-            found = self._parts[row] = min(1.0, self.supply.pools[pool].room_bytes / whole)
+            found = self._parts[row] = min(1.0, self.supply.pools[pool].room_bytes / max(whole, 1.0))
         return found
 
     def held(self, row: int) -> list[Ints]:
