@@ -1,4 +1,4 @@
-"""Random small planning problems: two device types, memory that binds, slow links, uneven and tied blocks.
+"""Random small planning problems: two device types, memory that binds, slow links, uneven and tied blocks, TP.
 
 For the oracle, the property tests and the benchmark; the same seed gives the same problem everywhere.
 """
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from arachne_runtime.plan.cluster import Cluster, Network, NetworkPair, NodeEntry
 from arachne_runtime.plan.model import BlockSpec, ModelSpec
 from arachne_runtime.plan.plan import ScheduleKind
-from arachne_runtime.plan.profile import BlockTiming, Profile, UpdateTiming
+from arachne_runtime.plan.profile import BlockTiming, Profile, TpCommunication, UpdateTiming
 from arachne_runtime.units import GIB, Bytes
 
 from ..request import Request
@@ -26,6 +26,8 @@ class Limits:
     blocks: int = 6
     global_batch: int = 16
     micro_batch: int = 4
+    tp: tuple[int, ...] = (1,)
+    """TP degrees that are measured; above 1 nodes have up to four devices, else three."""
 
 
 def random_request(seed: int, limits: Limits | None = None) -> Request:
@@ -34,9 +36,9 @@ def random_request(seed: int, limits: Limits | None = None) -> Request:
     rng = random.Random(f"problem {seed}")
     model = _model(rng, rng.randint(min(2, limits.blocks), limits.blocks))
     return Request(
-        cluster=_cluster(rng, max(rng.randint(1, limits.devices) for _ in range(2)), model),
+        cluster=_cluster(rng, max(rng.randint(1, limits.devices) for _ in range(2)), model, max(limits.tp)),
         model=model,
-        profile=_profile(rng, model, limits.micro_batch),
+        profile=_profile(rng, model, limits.micro_batch, limits.tp),
         global_batch=max(rng.randint(1, limits.global_batch) for _ in range(2)),
         schedules=rng.choice(
             [
@@ -79,14 +81,14 @@ def _block(
     )
 
 
-def _cluster(rng: random.Random, num_devices: int, model: ModelSpec) -> Cluster:
-    """Nodes of one to three devices of two types; memories from plenty to hardly enough for all together."""
+def _cluster(rng: random.Random, num_devices: int, model: ModelSpec, most_tp: int) -> Cluster:
+    """Nodes of one to four devices of two types; memories from plenty to hardly enough for all together."""
     entries: list[NodeEntry] = []
     scale = _model_bytes(model) / GIB
     memory = {t: round(1.2 + scale * rng.choice([1.3 / num_devices, 0.6, 1.0, 3.0]), 3) for t in TYPES}
     left = num_devices
     while left:
-        gpus = min(left, rng.choice([1, 1, 2, 3]))
+        gpus = min(left, rng.choice([1, 1, 2, 3] if most_tp == 1 else [1, 2, 4, 4]))
         kind = rng.choice(TYPES)
         entries.append(
             NodeEntry(
@@ -119,31 +121,46 @@ def _model_bytes(model: ModelSpec) -> float:
     return sum(16 * b.parameters + 4 * b.activation_bytes for b in model.blocks)
 
 
-def _profile(rng: random.Random, model: ModelSpec, most: int) -> Profile:
+def _profile(rng: random.Random, model: ModelSpec, most: int, degrees: tuple[int, ...]) -> Profile:
     """Seconds grow less than samples do; the slow type is slower, not by the same factor everywhere."""
     kinds = list(dict.fromkeys(b.kind for b in model.blocks))
     cost = {"embedding": rng.uniform(0.1, 1), "layer": rng.uniform(1, 3), "head": rng.uniform(0.5, 4)}
     slower = {t: 1.0 if t == "fast" else rng.uniform(1.2, 4) for t in TYPES}
-    timings, updates = [], []
+    timings: list[BlockTiming] = []
+    updates: list[UpdateTiming] = []
     for device in TYPES:
         for kind in kinds:
             factor = 10e-3 * cost[kind] * slower[device] * rng.uniform(0.8, 1.2)
             fixed, backward = rng.uniform(0, 0.6), rng.uniform(1.4, 2.4)
-            timings += [
-                BlockTiming(
-                    kind=kind,
-                    device=device,
-                    samples=n,
-                    forward_s=factor * (fixed + n),
-                    backward_s=factor * (fixed + backward * n),
-                )
-                for n in range(1, most + 1)
-            ]
-            updates.append(UpdateTiming(kind=kind, device=device, update_s=factor * rng.uniform(0.05, 0.5)))
+            update = factor * rng.uniform(0.05, 0.5)
+            for tp in degrees:
+                # one degree is never tp times as fast, and some types gain little
+                part = 1.0 if tp == 1 else 1 / (1 + (tp - 1) * rng.uniform(0.3, 0.95))
+                timings += _timings(kind, device, tp, factor * part, fixed, backward, most)
+                updates.append(UpdateTiming(kind=kind, device=device, tp=tp, update_s=update / tp))
+    step_s = rng.choice([0.0, 1e-3])
+    told = TpCommunication.INCLUDED if degrees == (1,) else rng.choice(list(TpCommunication))
     return Profile(
         model="random",
         sequence=1,
+        tp_communication=told,
         timings=tuple(timings),
         updates=tuple(updates),
-        step_s=rng.choice([0.0, 1e-3]),
+        step_s=step_s,
     )
+
+
+def _timings(
+    kind: str, device: str, tp: int, factor: float, fixed: float, backward: float, most: int
+) -> list[BlockTiming]:
+    return [
+        BlockTiming(
+            kind=kind,
+            device=device,
+            tp=tp,
+            samples=n,
+            forward_s=factor * (fixed + n),
+            backward_s=factor * (fixed + backward * n),
+        )
+        for n in range(1, most + 1)
+    ]
