@@ -64,7 +64,7 @@ class Run:
             for least, packing in every:
                 if least >= self.cutoff_s:
                     break
-                for chosen in self._choices(self._placed(packing), self.request.global_batch, None):
+                for chosen in self._choices(packing):
                     self._expand(chosen)
             if self.best is not None or cutoff >= limit:
                 break
@@ -132,26 +132,31 @@ class Run:
             found = self._tails[beside] = Tails(self.lines, beside)
         return found
 
-    def _choices(
-        self, placed: list[Placed], left: int, before: tuple[Vector, int, int] | None
-    ) -> Iterator[tuple[Family, ...]]:
+    def _choices(self, packing: tuple[Vector, ...]) -> Iterator[tuple[Family, ...]]:
         """A family for each pipeline, with the samples of the global batch together."""
+        placed = self._placed(packing)
+        if len(placed) == 1:
+            families = self._families_of(placed[0], self.request.global_batch)
+            yield from ((family,) for family in families)
+            return
+        most = [bisect_left(self._least(one), self.cutoff_s) for one in placed]
+        yield from self._chosen(placed, most, self.request.global_batch, None)
+
+    def _chosen(
+        self, placed: list[Placed], most: list[int], left: int, before: tuple[Vector, int, int] | None
+    ) -> Iterator[tuple[Family, ...]]:
+        """``most``: samples of each before the cutoff; ``before``: what the pipeline before has chosen."""
         first, *rest = placed
-        for samples in range(1, left - len(rest) + 1) if rest else (left,):
-            if rest and not (self._can([first], samples) and self._can(rest, left - samples)):
-                continue
+        least = max(1, left - sum(most[1:]))
+        for samples in range(least, min(most[0], left - len(rest)) + 1) if min(most) else ():
             for i, family in enumerate(self._families_of(first, samples)):
                 if family.bound_s >= self.cutoff_s:
                     break
                 here = (first[0], samples, i)
                 # alike pipelines in one order only
                 if before is None or before[0] != first[0] or here <= before:
-                    tails = self._choices(rest, left - samples, here) if rest else iter([()])
+                    tails = self._chosen(rest, most[1:], left - samples, here) if rest else iter([()])
                     yield from ((family, *tail) for tail in tails)
-
-    def _can(self, placed: list[Placed], samples: int) -> bool:
-        """Whether some devices may do so many samples before the cutoff."""
-        return sum(bisect_left(self._least(one), self.cutoff_s) for one in placed) >= samples
 
     def _families_of(self, placed: Placed, samples: int) -> list[Family]:
         found = self._families.get((placed, samples))
@@ -164,8 +169,12 @@ class Run:
 
     def _expand(self, chosen: tuple[Family, ...]) -> None:
         """Try the members of some families."""
+        ready = [at for family in chosen for at in family.ready_s]
+        early = self.space.early.of([f.parts for f in chosen], max([f.update_s for f in chosen]))
+        if early.seconds(ready.copy()) >= self.cutoff_s:
+            return
         end = self._end(chosen)
-        if end.seconds([at for family in chosen for at in family.ready_s]) >= self.cutoff_s:
+        if end.seconds(ready) >= self.cutoff_s:
             return
         for shapes in product(*(family.shapes for family in chosen)):
             if end.seconds([at for shape in shapes for at in shape.ready_s]) < self.cutoff_s:

@@ -1,6 +1,6 @@
 """Every way in which some devices can be one stage: replicas, their order and shares, and what that costs."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import combinations, pairwise, permutations, product
@@ -176,17 +176,23 @@ class Lines:
             )
 
     def _per_byte(self, replicas: tuple[Unit, ...]) -> float:
-        """A NIC is shared by the ranks of a tensor-parallel group."""
-        if len(replicas) == 1:
-            return 0.0
         used = [0] * len(self.pools)
         names: list[str] = []
         for pool, tp, _ in replicas:
             names.append(node_of(self.pools[pool].devices[used[pool]]))
             used[pool] += tp
-        senders = max(tp for _, tp, _ in replicas)
-        links = self.tables.fleet.links_among(tuple(dict.fromkeys(names)), len(set(names)) < len(names))
-        return max(max(k.least_per_byte, k.seconds_per_byte * (senders if k.shared else 1)) for k in links)
+        return self.per_byte(names, max(tp for _, tp, _ in replicas))
+
+    def per_byte(self, names: Sequence[str], most_tp: int) -> float:
+        """Seconds a byte of the slowest link of a ring through replicas in these nodes.
+
+        A NIC is shared by the ranks of a tensor-parallel group.
+        """
+        if len(names) == 1:
+            return 0.0
+        nodes = tuple(dict.fromkeys(names))
+        links = self.tables.fleet.links_among(nodes, len(nodes) < len(names))
+        return max(max(k.least_per_byte, k.seconds_per_byte * (most_tp if k.shared else 1)) for k in links)
 
     def _cost(self, kinds: tuple[Unit, ...], held: int) -> Costs:
         """Recomputed only where the stage does not fit without."""

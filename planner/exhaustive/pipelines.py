@@ -22,6 +22,7 @@ from arachne_runtime.units import Seconds
 from ..cost.actors import Seat, actors_of, crossings, crowd_of
 from ..cost.simulate import Stages, play
 from ..cost.sync import commit_seconds
+from .ends import EarlyEnds, Part
 from .floors import Floors
 from .grow import Hops, Search, Spans
 from .lines import Lines
@@ -70,6 +71,10 @@ class Family:
     """Cheapest bound first."""
     ready_s: tuple[Seconds, ...]
     """The least of any of them, by stage."""
+    parts: tuple[Part, ...]
+    """Its stages, as far as rings have to do with them."""
+    update_s: Seconds
+    """The slowest optimizer step."""
 
     @property
     def bound_s(self) -> Seconds:
@@ -87,6 +92,7 @@ class Space:
         self.most_micro_batch = most_micro_batch
         self.num_blocks = lines.num_blocks
         self.hops = Hops(lines)
+        self.early = EarlyEnds(lines)
         self.considered = 0
         self._frames: dict[tuple[object, ...], int] = {}
         self._actors: dict[Spans, tuple[Stages, Seconds]] = {}
@@ -100,7 +106,13 @@ class Space:
             frame = self._frames.setdefault(shape.frame, len(self._frames))
             members.setdefault(frame, []).append(shape)
         return [
-            Family(frame, tuple(shapes), tuple(map(min, zip(*(s.ready_s for s in shapes), strict=True))))
+            Family(
+                frame=frame,
+                shapes=tuple(shapes),
+                ready_s=tuple(map(min, zip(*(s.ready_s for s in shapes), strict=True))),
+                parts=self.early.parts(shapes[0].stages),
+                update_s=self.early.update_s(shapes[0].stages),
+            )
             for frame, shapes in members.items()
         ]
 

@@ -1,4 +1,4 @@
-"""Random small planning problems: two device types, memory that binds, slow links, uneven and tied blocks, TP.
+"""Random small planning problems: two device types, memory that binds, slow links, tied blocks, TP.
 
 For the oracle, the property tests and the benchmark; the same seed gives the same problem everywhere.
 """
