@@ -4,7 +4,7 @@ It shares the price with ``planner.search`` and nothing else, so that a fault of
 where both say the same in two ways (pools, packings), that is why.
 """
 
-from .oracle import Best, best_plan, solve
+from .oracle import Best, NotProvenError, best_plan, solve
 from .random_problems import Limits, random_request
 
-__all__ = ["Best", "Limits", "best_plan", "random_request", "solve"]
+__all__ = ["Best", "Limits", "NotProvenError", "best_plan", "random_request", "solve"]

@@ -1,7 +1,7 @@
 """From pipelines to plans: every way to deal the devices, every choice of a pipeline for each part."""
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import accumulate, product
 from math import inf
 
@@ -34,7 +34,8 @@ Placed = tuple[Vector, Beside]
 class Run:
     """One schedule of one request."""
 
-    def __init__(self, request: Request, kind: ScheduleKind) -> None:
+    def __init__(self, request: Request, kind: ScheduleKind, check: Callable[[], None]) -> None:
+        """``check`` is called often, and raises when the time is over."""
         self.request = request
         self.kind = kind
         self.pools = find_pools(request.cluster)
@@ -42,7 +43,8 @@ class Run:
         self.most = min(request.max_micro_batch or request.global_batch, request.global_batch)
         self.step_s = request.profile.step_s
         self.lines = Lines(request.tables, self.pools)
-        self.space = Space(self.lines, kind, self.most)
+        self.check = check
+        self.space = Space(self.lines, kind, self.most, check)
         self.best: tuple[Plan, Estimate] | None = None
         self.cutoff_s: Seconds = inf
         self.priced = 0
@@ -56,7 +58,7 @@ class Run:
     def solve(self, below_s: Seconds | None) -> tuple[Plan, Estimate] | None:
         """The best plan below ``below_s``, or None."""
         limit = inf if below_s is None else below_s
-        every = sorted(((self._floor(p), p) for p in self._packings()), key=lambda pair: pair[0])
+        every = sorted(((self.floor(p), p) for p in self._packings()), key=lambda pair: pair[0])
         floor = every[0][0]
         for cutoff in [*(floor * GROWTH**i for i in range(1, ROUNDS)), inf] if floor < limit else []:
             self.cutoff_s = min(cutoff, limit)
@@ -74,7 +76,8 @@ class Run:
         orders = symmetries(self.request.cluster, self.pools)
         return (p for p in packings(self.room, orders) if len(p) <= self.request.global_batch)
 
-    def _placed(self, packing: tuple[Vector, ...]) -> list[Placed]:
+    def placed(self, packing: tuple[Vector, ...]) -> list[Placed]:
+        """Each pipeline's devices with what stands beside it."""
         if len(packing) == 1:
             return [(packing[0], ALONE)]
         found = []
@@ -94,19 +97,19 @@ class Run:
             found = self._per_byte[key] = min(link.least_per_byte for link in links)
         return found
 
-    def _floor(self, packing: tuple[Vector, ...]) -> Seconds:
+    def floor(self, packing: tuple[Vector, ...]) -> Seconds:
         """No plan on these devices is faster."""
         total = self.request.global_batch
         if len(packing) == 1:
             return self._floors_of(ALONE).pipeline(packing[0], total) + self.step_s
-        rows = [self._least(placed) for placed in self._placed(packing)]
+        rows = [self.leasts(placed) for placed in self.placed(packing)]
         first = max(row[0] for row in rows)
         for cutoff in sorted({s for row in rows for s in row if first <= s < inf}):
             if sum(bisect_right(row, cutoff) for row in rows) >= total:
                 return cutoff
         return inf
 
-    def _least(self, placed: Placed) -> list[Seconds]:
+    def leasts(self, placed: Placed) -> list[Seconds]:
         """Least seconds of a plan with such a pipeline for at least 1, 2, ... samples."""
         vector, beside = placed
         key = (vector, Beside(1, beside.per_byte))
@@ -134,12 +137,12 @@ class Run:
 
     def _choices(self, packing: tuple[Vector, ...]) -> Iterator[tuple[Family, ...]]:
         """A family for each pipeline, with the samples of the global batch together."""
-        placed = self._placed(packing)
+        placed = self.placed(packing)
         if len(placed) == 1:
             families = self._families_of(placed[0], self.request.global_batch)
             yield from ((family,) for family in families)
             return
-        most = [bisect_left(self._least(one), self.cutoff_s) for one in placed]
+        most = [bisect_left(self.leasts(one), self.cutoff_s) for one in placed]
         yield from self._chosen(placed, most, self.request.global_batch, None)
 
     def _chosen(
@@ -170,6 +173,7 @@ class Run:
     def _expand(self, chosen: tuple[Family, ...]) -> None:
         """Try the members of some families."""
         ready = [at for family in chosen for at in family.ready_s]
+        self.check()
         early = self.space.early.of([f.parts for f in chosen], max([f.update_s for f in chosen]))
         if early.seconds(ready.copy()) >= self.cutoff_s:
             return

@@ -13,6 +13,7 @@ What is left out, each with a proof:
    and so have those that differ by orders of rows that no message notices (``exhaustive.grow``).
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from arachne_runtime.plan.cluster import node_of
@@ -85,12 +86,15 @@ class Family:
 class Space:
     """All pipelines of one request under one schedule."""
 
-    def __init__(self, lines: Lines, kind: ScheduleKind, most_micro_batch: int) -> None:
+    def __init__(
+        self, lines: Lines, kind: ScheduleKind, most_micro_batch: int, check: Callable[[], None]
+    ) -> None:
         self.lines = lines
         self.tables = lines.tables
         self.kind = kind
         self.most_micro_batch = most_micro_batch
         self.num_blocks = lines.num_blocks
+        self.check = check
         self.hops = Hops(lines)
         self.early = EarlyEnds(lines)
         self.considered = 0
@@ -131,6 +135,7 @@ class Space:
 
     def _shape(self, stages: Spans, micro_batch: int, micro_batches: int, tails: Tails) -> Shape:
         """The pipeline alone, played."""
+        self.check()
         self.considered += 1
         actors, commit = self._alone(stages)
         ready = tuple(map(max, play(self.kind, micro_batches, actors).ready_s))
