@@ -96,7 +96,7 @@ def next_byte_loss(logits_BSV: Tensor, batch: tuple[Tensor, Tensor]) -> Tensor:
 
 
 def adamw(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
-    return torch.optim.AdamW(parameters, lr=1e-3)
+    return torch.optim.AdamW(parameters, lr=1e-3, fused=True)
 
 
 class StandardLibrary(torch.utils.data.Dataset):

@@ -128,7 +128,7 @@ def _enter_device() -> None:
     lab, device = os.environ.get(LAB_VARIABLE), os.environ.get(DEVICE_VARIABLE)
     if not lab or not device:
         return
-    import torch  # noqa: F401 - at full speed: on a fifth of a core its import takes a quarter of a minute
+    import torch._dynamo  # noqa: F401 - at full speed: on a fifth of a core its import takes a quarter of a minute
 
     state = read_state(Path(lab))
     take(state.seat(device))

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from arachne_runtime.errors import UnsupportedEnvironmentError, UsageError
-from arachne_runtime.measure.timing import Effort, seconds_by_phase
+from arachne_runtime.measure.timing import Effort, seconds_by_phase, seconds_in_turn
 from arachne_runtime.measure.together import Together
 from arachne_runtime.testing import run_ranks
 from launch.lab import cgroup
@@ -46,6 +46,66 @@ def test_wall_time_is_split_by_the_work_of_each_phase():
     phases = (lambda: spin(0.001), lambda: spin(0.003))
     first, second = seconds_by_phase(phases, device=CPU, together=ALONE, effort=effort)
     assert second / first == pytest.approx(3, rel=0.05)
+
+
+class Counted:
+    """Work that counts its repeats, batch by batch."""
+
+    def __init__(self, name, said):
+        self.name, self.said = name, said
+        self.batches = []
+        self.is_slow = False
+
+    def prepare(self):
+        self.said.append(self.name)
+        self.batches.append(0)
+        return (self.repeat,)
+
+    def repeat(self):
+        self.batches[-1] += 1
+        time.sleep(0.2 if self.is_slow and self.batches[-1] == 1 else 0.001)
+
+
+def test_pieces_of_work_are_timed_in_turn():
+    said = []
+    works = [Counted(name, said) for name in "ab"]
+    seconds_in_turn(
+        [work.prepare for work in works], device=CPU, together=ALONE, effort=Effort(batch_s=0.01, rounds=3)
+    )
+    turns = [name for name, before in zip(said, [None, *said], strict=False) if name != before]
+    assert turns == ["a", "b"] * 4  # a warm-up and three rounds
+
+
+def test_a_slow_moment_does_not_end_its_batch_sooner():
+    """It would weigh too much: of 20 ms of work, one repeat that waited would be the only one."""
+    work = Counted("a", [])
+
+    def slow_from_now_on(_, left):
+        work.is_slow = left == 0
+
+    effort = Effort(batch_s=0.05, rounds=1)
+    seconds_in_turn([work.prepare], device=CPU, together=ALONE, effort=effort, on_batch=slow_from_now_on)
+    assert work.batches[-1] >= 4
+
+
+def repeats_until_the_others_come():
+    together, repeats = Together.of_default_group(), 0
+
+    def work():
+        nonlocal repeats
+        repeats += 1
+        time.sleep(0.01)
+
+    if together.rank == 1:
+        time.sleep(0.5)
+    together.work_until_all_are_here(work)
+    return repeats
+
+
+def test_a_rank_that_is_early_works_on_until_all_are_here():
+    early, late = run_ranks(2, repeats_until_the_others_come)
+    assert early > 10
+    assert late <= 5
 
 
 THROTTLED = """

@@ -28,9 +28,9 @@ Phases: TypeAlias = Sequence[Callable[[], object]]
 class Effort:
     """How long to measure each piece of work."""
 
-    batch_s: Seconds = 0.2
-    """A batch of repeats lasts about this long: 20 periods of a 10 ms quota."""
-    rounds: int = 5
+    batch_s: Seconds = 0.15
+    """A batch of repeats lasts about this long: 15 periods of a 10 ms quota."""
+    rounds: int = 7
     """Batches of each piece of work, of which the median counts."""
 
     def __post_init__(self) -> None:
