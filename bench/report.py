@@ -97,7 +97,7 @@ def _record(name: str, options: Options, results: Sequence[Result]) -> dict[str,
     return {
         "bench": name,
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "commit": _commit(),
+        "commit": commit(),
         "machine": machine(),
         "quick": options.quick,
         "results": [asdict(result) | {"holds": result.holds} for result in results],
@@ -119,7 +119,8 @@ def machine() -> dict[str, Any]:
     }
 
 
-def _commit() -> str:
+def commit() -> str:
+    """The commit of this tree, marked where it has changes; ``unknown`` outside of a checkout."""
     here = Path(__file__).parent
     asked = ["git", "describe", "--always", "--dirty", "--exclude", "*"]
     try:

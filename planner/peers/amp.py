@@ -6,7 +6,8 @@ innermost, then copies, then stages; a dynamic program cuts the layers for each 
 cost are tried for real, which is what the price does here with the first that fit (AMP has no model of
 memory). As in the paper devices differ by their links only: seconds of a layer are averaged over the types.
 What differs: groups that no product uses stay idle; stages may recompute where memory asks for it; the cost
-of messages and reductions is that of the general network. No expert parallelism, as in the paper.
+of messages and reductions is that of the general network. No expert parallelism, as in the paper: experts are
+whole on a device or divided by its TP group.
 """
 
 from collections.abc import Sequence

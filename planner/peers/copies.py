@@ -67,6 +67,42 @@ def copies_plan(site: Site, grid: Grid, bounds: Sequence[int], size: int, kind: 
     return drawn(site, pipelines, kind)
 
 
+def spread_plan(
+    site: Site,
+    grid: Grid,
+    bounds: Sequence[int],
+    size: int,
+    kind: ScheduleKind,
+    tiles: Sequence[tuple[int, int]],
+) -> Plan | None:
+    """The same with all copies in one pipeline, whose stages spread their experts over them.
+
+    The first (EP, ETP) of ``tiles`` with which nothing recomputes, else the first that fits.
+    """
+    plans = (wide_plan(site, grid, bounds, size, kind, tile) for tile in tiles)
+    fitting = [plan for plan in plans if plan is not None]
+    plain = [p for p in fitting if not any(s.recompute for pipe in p.pipelines for s in pipe.stages)]
+    return next(iter(plain or fitting), None)
+
+
+def wide_plan(
+    site: Site, grid: Grid, bounds: Sequence[int], size: int, kind: ScheduleKind, tile: tuple[int, int]
+) -> Plan | None:
+    """All copies in one pipeline of wide stages; ``tile``: (EP, ETP) over their devices."""
+    stages = tuple(
+        StageSketch(
+            bounds[s],
+            bounds[s + 1],
+            tuple(grid.at(s, copy)[1] for copy in range(grid.copies)),
+            (size,) * grid.copies,
+            tile,
+        )
+        for s in range(grid.depth)
+    )
+    count = site.request.global_batch // (grid.copies * size)
+    return drawn(site, [PipelineSketch(count, stages)], kind)
+
+
 def copies_seconds(
     site: Site, grid: Grid, bounds: Sequence[int], tp: int, size: int, count: int
 ) -> Seconds | None:

@@ -7,7 +7,7 @@ and cuts the layers unevenly by speed and memory. Here a level of the tree is th
 type; a branch is pruned when what is left of it cannot hold the model, and leaves are cut exactly, best bound
 first, until bounds are well past the best. What differs: every number of copies of the pipeline is tried, and
 both directions of the order; the aim is throughput on given devices, not money; the price judges the first of
-the ranking. No expert parallelism.
+the ranking. No expert parallelism, as published: experts are whole on a device or divided by its TP group.
 """
 
 from collections.abc import Iterator, Sequence

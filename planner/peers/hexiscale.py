@@ -8,7 +8,8 @@ moves and swaps stages between pipelines while the time falls. What differs: ver
 parallel groups, and nodes stand in a path of best links first, so a partition is a division of that path
 (neighbours together, neighbours apart, or each type by itself) instead of a call of METIS; the TP degree of
 each type is tried, not picked group by group; layers are cut exactly instead of by memory shares; all
-pipelines have one micro-batch size; the price judges the first of the ranking. No expert parallelism.
+pipelines have one micro-batch size; the price judges the first of the ranking. No expert parallelism, as
+published: experts are whole on a device or divided by its TP group.
 """
 
 from collections.abc import Iterator, Sequence

@@ -10,7 +10,8 @@ messages and the slowest reduction; its ranking is what the price judges here, a
 priced is much better than its first. What differs: the memory of a stage is the price's own; numbers of
 stages take turns, so that a budget ends the search everywhere alike; a stage that fits only so recomputes; TP
 groups that would cross nodes are not formed, and where the devices are no sum of powers of two that the
-limits allow, the slowest few stay idle. No expert parallelism.
+limits allow, the slowest few stay idle. No expert parallelism, as published: experts are whole on a device or
+divided by its TP group.
 """
 
 from collections.abc import Iterator, Sequence

@@ -8,7 +8,8 @@ left chooses the types of every stage, several in one where that pays, by the ti
 the sum of all. What differs: stages that fit only so recompute; a third choice of degrees prefers
 recomputation to TP; the program looks at mixtures that use up a type before the next, and at all of them only
 where they are few; micro-batches are dealt to the copies one by one instead of rounded up; the price judges
-the first of the ranking. Money, zones and expert parallelism are left out.
+the first of the ranking. Money and zones are left out; no expert parallelism, as published: experts are whole
+on a device or divided by its TP group.
 """
 
 from collections.abc import Iterator, Sequence

@@ -13,8 +13,8 @@ from .strategy import Clock
 MOST_KEPT = 4000
 """Candidates that are remembered; the worse half goes when there are twice as many."""
 
-MOST_PRICED = 64
-"""Plans that fit and are priced, at most."""
+PATIENCE = 64
+"""Plans that are priced in a row without a better one before the rest of the ranking is left."""
 
 FIRST_OF_FAMILY = 2
 """Of candidates that differ in little, how many are priced before all others get their turn."""
@@ -26,10 +26,10 @@ SEARCH_PART = 0.6
 class Shortlist:
     """Candidates by their cost in the strategy's own eyes, each drawn as a plan only when its turn comes."""
 
-    def __init__(self, site: Site, clock: Clock, most_priced: int = MOST_PRICED) -> None:
+    def __init__(self, site: Site, clock: Clock, patience: int = PATIENCE) -> None:
         self.site = site
         self.clock = clock
-        self.most_priced = most_priced
+        self.patience = patience
         self._price_s = clock.budget_s * (1 - SEARCH_PART)
         self._entries: list[tuple[Seconds, int, Hashable, Callable[[], Plan | None]]] = []
         self._serial = 0
@@ -63,15 +63,16 @@ class Shortlist:
         return first + later
 
     def best(self) -> Plan | None:
-        """The fastest of the first ``most_priced`` that fit, under the price; None where none fits in time.
+        """The fastest under the price, until ``patience`` in a row are no better; None: none fits in time.
 
         Raises NotMeasuredError where none fits and some reach beyond the profile.
         """
         found: tuple[Seconds, Plan] | None = None
         priced: set[Plan] = set()
+        vain = 0
         beyond = self.site.beyond
         for draw in self._in_turn():
-            if self.clock.over or len(priced) >= self.most_priced:
+            if self.clock.over or vain >= self.patience:
                 break
             plan = draw()
             if plan is None or plan in priced:
@@ -83,8 +84,9 @@ class Shortlist:
                 continue
             if isinstance(outcome, Estimate):
                 priced.add(plan)
+                vain += 1
                 if found is None or outcome.iteration_s < found[0]:
-                    found = outcome.iteration_s, plan
+                    found, vain = (outcome.iteration_s, plan), 0
         if found is None and beyond is not None:
             raise beyond
         return found[1] if found else None

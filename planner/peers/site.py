@@ -34,7 +34,7 @@ class Site:
         self.beyond: NotMeasuredError | None = None
         """The first thing that a strategy would have tried and that was not measured."""
         self._seconds: dict[tuple[str, int, int], tuple[Prefix, Prefix] | None] = {}
-        self._reach: dict[tuple[str, int, int, int, bool], list[int]] = {}
+        self._reach: dict[tuple[str, int, int, int, bool, int], list[int]] = {}
         self._runs: dict[tuple[str, int, int, bool], Runs | None] = {}
         self._prefix: dict[tuple[str, int, int, bool], list[float] | None] = {}
 
@@ -137,43 +137,43 @@ class Site:
         """Memory of the smallest device of a type without its reserve."""
         return self._room[device]
 
-    def reach(self, device: str, tp: int, samples: int, held: int, recompute: bool) -> list[int]:
-        """By first block: the furthest end (exclusive) of a run that fits; the block itself where none."""
-        key = device, tp, samples, held, recompute
+    @cached_property
+    def num_experts(self) -> int:
+        """Routed experts of a block, of the block that has most; 0 for a dense model."""
+        return max(block.experts for block in self.request.model.blocks)
+
+    def reach(
+        self, device: str, tp: int, samples: int, held: int, recompute: bool, tile: int | None = None
+    ) -> list[int]:
+        """By first block: the furthest end (exclusive) of a run that fits; the block itself where none.
+
+        ``tile``: devices that divide the experts among them; None: the tensor-parallel group.
+        """
+        key = device, tp, samples, held, recompute, (tile or tp) if self.num_experts else 1
         found = self._reach.get(key)
         if found is None:
             found = self._reach[key] = self._make_reach(*key)
         return found
 
-    def _make_reach(self, device: str, tp: int, samples: int, held: int, recompute: bool) -> list[int]:
+    def _make_reach(
+        self, device: str, tp: int, samples: int, held: int, recompute: bool, tile: int
+    ) -> list[int]:
         at = np.arange(self.num_blocks)
         start, stop = at[:, None], at[None, :] + 1
-        totals = self.memory(device, tp, samples, held, recompute, start, np.maximum(stop, start + 1))
-        fits: NDArray[Any] = (totals <= self.room_bytes(device)) | (stop <= start)
-        beyond = np.where(fits.all(axis=1), self.num_blocks, fits.argmin(axis=1))
-        return [int(end) for end in np.maximum(beyond, at)]
-
-    def memory(
-        self,
-        device: str,
-        tp: int,
-        samples: int,
-        held: int,
-        recompute: bool,
-        start: NDArray[Any],
-        stop: NDArray[Any],
-    ) -> NDArray[Any]:
-        """Peak bytes of many runs of blocks by the price's own formula, the reserve left out."""
-        return stage_memory(
+        totals = stage_memory(
             self.request.tables,
             start=start,
-            stop=stop,
+            stop=np.maximum(stop, start + 1),
             device=device,
             tp=tp,
             samples=samples,
             held=held,
             recompute=recompute,
+            expert_tensor=tile,
         ).totals
+        fits: NDArray[Any] = (totals <= self.room_bytes(device)) | (stop <= start)
+        beyond = np.where(fits.all(axis=1), self.num_blocks, fits.argmin(axis=1))
+        return [int(end) for end in np.maximum(beyond, at)]
 
     def groups(self, tp: int, types: Iterable[str]) -> list[tuple[str, Seat]]:
         """Tensor-parallel groups, type by type, in the order of the file; what fills none stays out."""

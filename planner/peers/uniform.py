@@ -5,7 +5,8 @@ of that paper is left out. What differs, always in favour of the grid: layers ne
 stages (the first stages take one more); groups that no grid uses stay idle, and so may the slower device
 types altogether, as people do who train on their newest GPUs alone; both orders of ranks are tried (copies of
 a stage side by side, as Megatron places them, or stages of a pipeline); stages that fit only so recompute
-their activations. Points of the grid are ranked by a closed form, the price judges the first of them.
+their activations. Experts are spread over the copies of a stage by every power of two (Megatron-Core). Points
+of the grid are ranked by a closed form, the price judges the first of them.
 """
 
 from collections.abc import Iterator, Sequence
@@ -16,7 +17,7 @@ from arachne_runtime.plan.plan import Plan
 from arachne_runtime.units import Seconds
 
 from ..request import Request
-from .copies import Grid, copies_plan, copies_seconds, shapes
+from .copies import Grid, copies_plan, copies_seconds, shapes, spread_plan
 from .cuts import even_layers
 from .shortlist import Shortlist
 from .site import Site
@@ -66,6 +67,17 @@ def propose(request: Request, *, budget_s: Seconds = DEFAULT_BUDGET_S) -> Plan |
     return Uniform().propose(request, budget_s=budget_s)
 
 
+def _tiles(site: Site, grid: Grid, tp: int) -> list[tuple[int, int]]:
+    """(EP, ETP) over the copies of a stage, whose pipelines then run in step; ETP is 1 or the TP degree."""
+    found = [
+        (1 << exponent, tensor)
+        for exponent in range(1, site.num_experts.bit_length())
+        for tensor in dict.fromkeys((1, tp))
+        if site.num_experts % (1 << exponent) == 0 and grid.copies * tp % (tensor << exponent) == 0
+    ]
+    return sorted(found, key=lambda tile: tile[0] * tile[1])
+
+
 def _add(shortlist: Shortlist, site: Site, grid: Grid, bounds: Sequence[int], tp: int) -> None:
     """Every micro-batch that divides; each of the schedules."""
     batch = site.request.global_batch
@@ -76,3 +88,6 @@ def _add(shortlist: Shortlist, site: Site, grid: Grid, bounds: Sequence[int], tp
         if seconds is not None:
             for kind in site.schedules:
                 shortlist.add(seconds, partial(copies_plan, site, grid, bounds, size, kind))
+                tiles = _tiles(site, grid, tp) if grid.copies * size <= site.most_micro_batch else []
+                if tiles:
+                    shortlist.add(seconds, partial(spread_plan, site, grid, bounds, size, kind, tiles))
