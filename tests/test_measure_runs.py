@@ -111,6 +111,19 @@ def test_what_no_piece_explains_is_the_rest(tmp_path):
     assert found[0, REST].wait_s == 0
 
 
+def test_the_rest_is_laid_beside_what_a_price_puts_before_the_update(tmp_path):
+    """The device that comes last has only the commit word there; another also waits for it."""
+    plan = two_stages()
+    write(tmp_path, [r for rank in (0, 1) for r in step_of(rank, 0, plan)])
+    timeline = {
+        "a:0": (Span(R, "0:2", 6.0, 6.2), Span(U, "update", 7.0, 7.4)),
+        "b:0": (Span(R, "0:2", 6.0, 6.75), Span(U, "update", 7.0, 7.4)),
+    }
+    found = pieces(report_run(plan, tmp_path, timeline=timeline, predicted_s=8.0))
+    assert [found[rank, REST].predicted_s for rank in (0, 1)] == pytest.approx([0.25, 0.25])
+    assert report_run(plan, tmp_path).pieces[-1].predicted_s is None
+
+
 def test_unreadable_lines_are_named_and_left_out(tmp_path):
     plan = two_stages()
     write(tmp_path, [r for step in range(3) for rank in (0, 1) for r in step_of(rank, step, plan)])

@@ -48,7 +48,7 @@ class Piece(Document, frozen=True, kw_only=True):
 
     @property
     def excess_s(self) -> Seconds:
-        """Measured minus predicted; no price knows of the rest of a step."""
+        """Measured minus predicted."""
         return self.measured_s - (self.predicted_s or 0.0)
 
     def __str__(self) -> str:
@@ -146,7 +146,7 @@ def _pieces(
         spans = (timeline or {}).get(by_rank[rank].device, ())
         if sort != STEP:
             yield _piece(by_rank[rank], sort, group, spans)
-    yield from _rests(by_rank, groups)
+    yield from _rests(by_rank, groups, timeline or {})
 
 
 def _piece(place: Place, sort: str, group: Sequence[Record], spans: Sequence[Span]) -> Piece:
@@ -167,7 +167,9 @@ def _piece(place: Place, sort: str, group: Sequence[Record], spans: Sequence[Spa
 
 
 def _rests(
-    by_rank: Mapping[int, Place], groups: Mapping[tuple[int, str], Sequence[Record]]
+    by_rank: Mapping[int, Place],
+    groups: Mapping[tuple[int, str], Sequence[Record]],
+    timeline: Mapping[str, Sequence[Span]],
 ) -> Iterator[Piece]:
     """What a step holds beside its pieces: the commit word with the wait for all, reading rows, bookkeeping.
 
@@ -178,6 +180,7 @@ def _rests(
         if (rank, STEP) in groups:
             told = [r for (of, sort), group in groups.items() if of == rank and sort != STEP for r in group]
             rest[rank] = max(0.0, _per_step(groups[rank, STEP], _spent) - _per_step(told, _spent))
+    gaps = [gap for place in by_rank.values() if (gap := _gap(timeline.get(place.device, ()))) is not None]
     for rank, seconds in rest.items():
         place, work = by_rank[rank], min(rest.values())
         yield Piece(
@@ -190,8 +193,15 @@ def _rests(
             compute_s=work,
             wait_s=seconds - work,
             transfer_s=0.0,
-            predicted_s=None,
+            predicted_s=min(gaps, default=None),
         )
+
+
+def _gap(spans: Sequence[Span]) -> Seconds | None:
+    """What a price puts between a device's last action or reduction and its update."""
+    ends = [span.end_s for span in spans if span.kind is not RecordKind.UPDATE]
+    starts = [span.start_s for span in spans if span.kind is RecordKind.UPDATE]
+    return starts[0] - max(ends) if ends and starts else None
 
 
 def _sort(kind: RecordKind, name: str) -> str:
