@@ -11,12 +11,14 @@ from arachne_runtime.plan.profile import Profile
 
 
 def model_from(text: str, sequence: int | None = None) -> ModelSpec:
-    """A model.json, a Hugging Face config.json, or a model of the catalog, of ``sequence`` tokens a sample.
+    """A model.json or its folder, a config.json, or a model of the catalog of ``sequence`` tokens a sample.
 
     UsageError, with the known names, where there is none; a model.json has its own number of tokens.
     """
     from planner import catalog
 
+    if Path(text).is_dir():
+        return read_model(Path(text) / "model.json")
     if not is_file_name(text):
         return catalog.model(text, sequence=sequence)
     if not _is_config(Path(text)):
@@ -27,13 +29,15 @@ def model_from(text: str, sequence: int | None = None) -> ModelSpec:
 
 
 def profile_from(profile: str | None, model: str, spec: ModelSpec, cluster: Cluster) -> Profile:
-    """The measurements in a file, or those of the catalog by name; without either what the catalog knows.
+    """The measurements in a file, beside the model, or of the catalog by name; else what the catalog knows.
 
     That is measured where it has measurements of ``spec`` on the cluster's device types, else estimated and
     marked so. UsageError for a model.json without a profile, or a device type that is not in the catalog.
     """
     if profile is not None and is_file_name(profile):
         return read_profile(Path(profile))
+    if profile is None and Path(model).is_dir():
+        return read_profile(Path(model) / "profile.json")
     from planner import catalog
 
     if profile is not None:
@@ -45,7 +49,8 @@ def profile_from(profile: str | None, model: str, spec: ModelSpec, cluster: Clus
 
 def has_no_measurements(model: str) -> bool:
     """Whether a model is one that somebody measured themselves, so that its profile is theirs to give."""
-    return is_file_name(model) and not _is_config(Path(model))
+    path = Path(model)
+    return is_file_name(model) and not path.is_dir() and not _is_config(path)
 
 
 def is_file_name(text: str) -> bool:

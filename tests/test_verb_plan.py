@@ -25,8 +25,8 @@ OPTIONS = {
         "--cluster",
         "--model",
         "--global-batch",
-        "--profile",
         "--sequence",
+        "--objective",
         "--out",
         "--time-budget",
         "--json",
@@ -168,9 +168,44 @@ def test_nothing_fits_is_4_and_says_what_binds(folder):
     assert not (folder / "plan.json").exists()
 
 
+def test_nothing_fits_as_json(folder):
+    done = plan_it(folder, "--cluster", "tight.toml", "--json")
+    assert (done.returncode, done.stderr) == (ExitCode.NO_FEASIBLE_PLAN, "")
+    answer = json.loads(done.stdout)
+    assert answer["reason"] == answer["missing"]["text"]
+    assert answer["missing"]["over_bytes"] > 0
+    assert answer["missing"]["changes"][-1]["kind"] == "more memory"
+
+
+def test_cheaper_is_not_faster(folder):
+    priced = CLUSTER.format(memory=2).replace('device = "cpu"', 'device = "cpu"\nprice_per_hour = 9.0')
+    priced = priced.replace('device = "cpu-0.25"', 'device = "cpu-0.25"\nprice_per_hour = 1.0')
+    (folder / "priced.toml").write_text(priced)
+    answers = {}
+    for goal in ("throughput", "cost", "throughput@12"):
+        done = plan_it(folder, "--cluster", "priced.toml", "--objective", goal, "--json")
+        assert done.returncode == 0, done.stderr
+        answers[goal] = json.loads(done.stdout)
+    fast, cheap, capped = (answers[goal]["price"] for goal in ("throughput", "cost", "throughput@12"))
+    assert cheap["cost_per_sample"] < fast["cost_per_sample"]
+    assert fast["price_per_hour"] > 12 >= capped["price_per_hour"]
+    assert fast["iteration_s"] < capped["iteration_s"]
+    assert answers["cost"]["one_more"] == []
+    done = plan_it(folder, "--cluster", "priced.toml", "--objective", "throughput@0.5")
+    assert done.returncode == ExitCode.NO_FEASIBLE_PLAN
+
+
+def test_a_folder_of_measurements_needs_no_profile(folder):
+    done = arachne(folder, "plan", "--cluster", "cluster.toml", "--model", ".", "--global-batch", "4")
+    assert done.returncode == 0, done.stderr
+    assert "plan of small" in done.stdout
+
+
 @pytest.mark.parametrize(
     ("more", "words"),
     [
+        (("--objective", "speed"), "--objective 'speed' is not throughput, cost"),
+        (("--objective", "cost"), "no price is known for node 'quick'"),
         (("--sequence", "32"), "samples of 64 tokens"),
         (("--time-budget", "0"), "--time-budget 0"),
         (("--model", "no-such-model", "--profile", "profile.json"), "no model named"),

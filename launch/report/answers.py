@@ -19,6 +19,9 @@ class PriceAnswer(Answer, frozen=True, kw_only=True):
 
     iteration_s: Seconds
     samples_per_s: float
+    price_per_hour: float | None
+    """Devices in use and traffic, in the currency of the cluster file; None where a device has no price."""
+    cost_per_sample: float | None
     limits: str
     """One sentence: what sets the pace."""
     binds: tuple[Binding, ...]
@@ -37,6 +40,8 @@ def price_answer(plan: Plan, estimate: Estimate, request: Request) -> PriceAnswe
     return PriceAnswer(
         iteration_s=estimate.iteration_s,
         samples_per_s=estimate.samples_per_s,
+        price_per_hour=estimate.price_per_hour,
+        cost_per_sample=estimate.cost_per_sample,
         limits=estimate.limits,
         binds=what_binds(plan, estimate, losses, request),
         losses=losses,

@@ -5,6 +5,7 @@ from itertools import groupby
 
 import msgspec
 
+from arachne_runtime.errors import NoFeasiblePlanError
 from arachne_runtime.plan.alike import alike
 from arachne_runtime.plan.cluster import Cluster
 from arachne_runtime.plan.plan import Plan, Stage
@@ -12,7 +13,7 @@ from arachne_runtime.plan.text import describe
 from arachne_runtime.units import Seconds, format_seconds
 from planner import Found
 from planner.cost import Estimate
-from planner.explain import Gain, Idle, Losses, idle_devices, losses_of
+from planner.explain import Gain, Idle, Losses, Missing, idle_devices, losses_of, what_is_missing
 from planner.request import Request
 
 from .answers import Answer, PriceAnswer, price_answer, raw
@@ -108,7 +109,7 @@ def shape_of(plan: Plan, cluster: Cluster) -> str:
     for group in alike(plan, cluster):
         count, pipeline = len(group.pipelines), group.first
         stages = [
-            f"{words} ({count} stages)" if (count := len(list(run))) > 1 else words
+            f"{words} ({many} stages)" if (many := len(list(run))) > 1 else words
             for words, run in groupby(_stage_words(stage, cluster) for stage in pipeline.stages)
         ]
         plural = "s" if count > 1 else ""
@@ -123,6 +124,20 @@ def _stage_words(stage: Stage, cluster: Cluster) -> str:
     degrees = sorted({len(replica.devices) for replica in stage.replicas})
     tensor = f" TP {'/'.join(map(str, degrees))}" if degrees != [1] else ""
     return f"{len(stage.replicas)} {kind}{tensor}"
+
+
+class NothingAnswer(Answer, frozen=True, kw_only=True):
+    """What ``arachne plan --json`` prints where there is no plan."""
+
+    reason: str
+    missing: Missing | None
+    """None where plans fit, but none keeps the limits of the objective."""
+
+
+def nothing_answer(error: NoFeasiblePlanError, request: Request) -> NothingAnswer:
+    """What is missing, beside the error's text."""
+    missing = what_is_missing(request)
+    return NothingAnswer(reason=str(error), missing=missing if missing.over_bytes > 0 else None)
 
 
 def found_text(answer: FoundAnswer, plan: Plan, cluster: Cluster) -> str:

@@ -24,6 +24,9 @@ def price_lines(price: PriceAnswer) -> Iterator[str]:
         f"{significant(price.samples_per_s, 4)} samples/s, {100 * price.share_of_ideal:.1f} % of the ideal"
     )
     yield from (f"  {line}" for line in loss_lines(price.losses))
+    if price.price_per_hour is not None and price.cost_per_sample is not None:
+        a_million = significant(1e6 * price.cost_per_sample)
+        yield f"  costs: {significant(price.price_per_hour)} an hour, {a_million} a million samples"
     yield f"  limited by: {price.limits}"
     yield from (f"  binds: {binding}" for binding in price.binds)
     yield f"  figures: {', '.join(f'{figures.device} {figures.source}' for figures in price.figures)}"

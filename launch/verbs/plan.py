@@ -1,4 +1,4 @@
-"""``arachne plan``: the fastest plan that the search finds, what limits it, and what came next."""
+"""``arachne plan``: the best plan that the search finds, what limits it, and what came next."""
 
 import sys
 from collections.abc import Callable, Iterator
@@ -9,15 +9,18 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from arachne_runtime import __version__
-from arachne_runtime.errors import UsageError
+from arachne_runtime.errors import NoFeasiblePlanError, UsageError
 from arachne_runtime.plan.files import read_cluster, write
 from arachne_runtime.plan.model import ModelSpec
-from arachne_runtime.units import format_seconds
+from arachne_runtime.units import Seconds, format_seconds
 
+from ..goal import goal_from
 from ..inputs import model_from, profile_from
 
 if TYPE_CHECKING:  # loads NumPy, which `arachne --help` does without
+    from planner import Found, Request
     from planner import Progress as SearchProgress
+    from planner.explain import Gain
 
 WHAT_IF_PART = 0.1
 MOST_WHAT_IF_S = 0.5
@@ -26,26 +29,32 @@ MOST_WHAT_IF_S = 0.5
 
 def command(
     cluster: Annotated[Path, typer.Option(help="The devices: a cluster.toml.")],
-    model: Annotated[str, typer.Option(help="A name of the catalog, a model.json, or a config.json.")],
+    model: Annotated[
+        str, typer.Option(help="A name of the catalog, a folder of `arachne profile`, or a config.json.")
+    ],
     global_batch: Annotated[int, typer.Option(help="Samples of a training step; no plan changes it.")],
     profile: Annotated[
-        str | None, typer.Option(help="A profile.json, or a name of the catalog (default: the model's).")
+        str | None,
+        typer.Option(help="Measurements that do not lie beside the model.", hidden=True),
     ] = None,
     sequence: Annotated[int | None, typer.Option(help="Tokens of a sample.")] = None,
+    objective: Annotated[
+        str, typer.Option(help="throughput or cost, @40: at most 40 an hour; 2e6/24h: samples in time.")
+    ] = "throughput",
     out: Annotated[Path | None, typer.Option(help="Write the plan here (plan.json).")] = None,
     time_budget: Annotated[float, typer.Option(help="Seconds that the search may take.")] = 5.0,
     as_json: Annotated[bool, typer.Option("--json", help="Print all of it as JSON.")] = False,
-) -> None:
+) -> int | None:
     """Find the best plan for a model on a cluster.
 
     Says what limits it and what came next; exit code 4 where no plan fits.
     """
     from planner import Request, find_plan, signed
-    from planner.explain import one_more
 
     from ..report import answers
-    from ..report.tell_plan import found_answer, found_text
+    from ..report.tell_plan import found_answer, found_text, nothing_answer
 
+    goal = goal_from(objective)
     places, spec = read_cluster(cluster), model_from(model, sequence)
     _check_sequence(spec, sequence)
     if time_budget <= 0:
@@ -55,17 +64,37 @@ def command(
         model=spec,
         profile=profile_from(profile, model, spec, places),
         global_batch=global_batch,
+        objective=goal.objective,
+        max_price_per_hour=goal.max_price_per_hour,
+        deadline_s=goal.deadline_s,
+        deadline_samples=goal.deadline_samples,
     )
     with _progress_bar() as on_progress:
-        found = find_plan(request, time_budget_s=time_budget, on_progress=on_progress)
+        try:
+            found = find_plan(request, time_budget_s=time_budget, on_progress=on_progress)
+        except NoFeasiblePlanError as error:
+            if not as_json:
+                raise
+            print(answers.as_json(nothing_answer(error, request)))
+            return error.exit_code
         plan = signed(found, request, version=__version__)
         if out is not None:
             write(plan, out)
-        gains = one_more(
-            request, found.estimate.samples_per_s, budget_s=min(MOST_WHAT_IF_S, WHAT_IF_PART * time_budget)
-        )
+        gains = _gains(request, found, time_budget)
     answer = found_answer(plan, found, request, gains, str(out) if out else None)
     print(answers.as_json(answer) if as_json else found_text(answer, plan, places))
+    return None
+
+
+def _gains(request: "Request", found: "Found", time_budget_s: Seconds) -> "tuple[Gain, ...]":
+    """What more devices would give, where more throughput is what is asked for."""
+    from planner.explain import one_more
+    from planner.request import Objective
+
+    if request.objective is not Objective.THROUGHPUT:
+        return ()
+    budget_s = min(MOST_WHAT_IF_S, WHAT_IF_PART * time_budget_s)
+    return one_more(request, found.estimate.samples_per_s, budget_s=budget_s)
 
 
 def _check_sequence(model: ModelSpec, sequence: int | None) -> None:

@@ -1,0 +1,55 @@
+"""What ``--objective`` means: throughput, cost, a highest price an hour, or a deadline, in one word."""
+
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from arachne_runtime.errors import UsageError
+from arachne_runtime.units import Seconds
+
+if TYPE_CHECKING:  # loads NumPy, which `arachne --help` does without
+    from planner.request import Objective
+
+HOUR_S = 3600.0
+_KIND = re.compile(r"(throughput|cost)(?:@([0-9.]+))?")
+_DEADLINE = re.compile(r"([0-9]+(?:\.[0-9]+)?(?:e[0-9]+)?)/([0-9.]+)h")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Goal:
+    """The fields of a request that say which plan is best."""
+
+    objective: "Objective"
+    max_price_per_hour: float | None = None
+    deadline_s: Seconds | None = None
+    deadline_samples: int | None = None
+
+
+def goal_from(text: str) -> Goal:
+    """``throughput``, ``cost``, either ``@40`` (at most 40 an hour), or ``2e6/24h``: so many samples in time.
+
+    The last means the cheapest plan that is done by then. UsageError for anything else.
+    """
+    from planner.request import Objective
+
+    if kind := _KIND.fullmatch(text):
+        price = _number(kind[2], text) if kind[2] else None
+        return Goal(objective=Objective(kind[1]), max_price_per_hour=price)
+    if deadline := _DEADLINE.fullmatch(text):
+        samples, hours = _number(deadline[1], text), _number(deadline[2], text)
+        return Goal(objective=Objective.COST, deadline_s=hours * HOUR_S, deadline_samples=round(samples))
+    raise _wrong(text)
+
+
+def _number(word: str, text: str) -> float:
+    try:
+        return float(word)
+    except ValueError:
+        raise _wrong(text) from None
+
+
+def _wrong(text: str) -> UsageError:
+    return UsageError(
+        f"--objective {text!r} is not throughput, cost, one of them with a highest price an hour "
+        f"(throughput@40), or samples by a deadline (2e6/24h)"
+    )
