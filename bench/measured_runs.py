@@ -8,6 +8,7 @@ from typing import Any
 
 from arachne_runtime.errors import UsageError
 from arachne_runtime.plan.cluster import Cluster, Network, NodeEntry
+from arachne_runtime.plan.model import ModelSpec
 from arachne_runtime.plan.plan import Pipeline, Plan, Replica, Stage
 from planner import catalog
 from planner.request import Request
@@ -15,7 +16,7 @@ from planner.request import Request
 CARRIED = Path(__file__).parent / "data" / "sailor_runs.json"
 DEVICES = {"GH-96": "GH200"}
 """The source's names, where ours differ."""
-MODELS = {26: "opt-350m", 34: "gpt-neo-2.7b", 35: "llama-3-8b"}
+MODELS = {26: "opt-350m", 34: "gpt-neo-2.7b"}
 """By number of blocks: the files do not name their model."""
 MEASURED_LINKS_GBPS = 1e4
 """No limit: the profile's measured links count."""
@@ -68,7 +69,7 @@ def measured_run(name: str, document: dict[str, Any]) -> MeasuredRun:
         for raw in document["pipeline_list"]
         for pipeline in _pipelines(raw, micro_batches, document["mbs"], shelf)
     ]
-    model = catalog.model(MODELS[pipelines[0].stages[-1].layers[1]])
+    model = _model(name, pipelines[0].stages[-1].layers[1])
     plan = Plan(
         model=model.name,
         global_batch=sum(p.micro_batches * p.micro_batch for p in pipelines),
@@ -84,6 +85,13 @@ def measured_run(name: str, document: dict[str, Any]) -> MeasuredRun:
     return MeasuredRun(
         name=name, plan=plan, request=request, iteration_s=document["real"], peak_bytes=document["max_mem"]
     )
+
+
+def _model(name: str, num_blocks: int) -> ModelSpec:
+    if num_blocks not in MODELS:
+        known = ", ".join(f"{count} ({model})" for count, model in MODELS.items())
+        raise UsageError(f"{name}: no known model has {num_blocks} blocks; known: {known}")
+    return catalog.model(MODELS[num_blocks])
 
 
 def _pipelines(raw: dict[str, Any], micro_batches: int, samples: int, shelf: "_Shelf") -> Iterator[Pipeline]:

@@ -63,6 +63,21 @@ def test_runs_are_read_from_any_folder(tmp_path):
         runs_in(tmp_path / "nothing")
 
 
+def test_a_run_of_an_unknown_model_is_told():
+    document = json.loads(CARRIED.read_text())["runs"]["rtx_opt350_N2_D2"]
+    document["pipeline_list"][0]["layers_per_stage"] = [[0, 1, 2]]
+    with pytest.raises(UsageError, match="odd: no known model has 3 blocks; known: 26"):
+        measured_run("odd", document)
+
+
+def test_a_run_that_was_not_profiled_is_named_and_left_out(capsys):
+    runs = json.loads(CARRIED.read_text())["runs"]
+    odd = runs["rtx_opt350_N2_D2"] | {"mbs": 64, "gbs": 256}
+    found = list(measure(OPTIONS, [measured_run("fine", runs["rtx_opt350_N2_D1"]), measured_run("odd", odd)]))
+    assert {r.name for r in found} >= {"price-error-RTX", "memory-median"}
+    assert "odd: not compared: " in capsys.readouterr().out
+
+
 def test_groups_smaller_than_their_node_share_it():
     document = json.loads(CARRIED.read_text())["runs"]["gh200_opt350_N2_D1"]
     stages = document["pipeline_list"][0]["tmp_per_stage"]

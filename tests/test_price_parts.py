@@ -1,5 +1,6 @@
 """Links, memory and tables: the parts that a price is made of."""
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -179,6 +180,9 @@ def test_tensor_parallel_communication_is_added_where_the_profile_leaves_it_out(
     assert outside.stage_seconds(1, 3, "V100-16", 2, 1)[0] == pytest.approx(2.0 + 2 * 2 * once)
     assert outside.stage_seconds(0, 1, "V100-16", 2, 1)[1] == pytest.approx(2.0 + once)
     assert inside.stage_seconds(1, 3, "V100-16", 2, 1)[0] == pytest.approx(2.0)
+    halves = [msgspec.structs.replace(b, tp_collectives=1) for b in model.blocks]  # attention, MLP, ...
+    half = _tables(msgspec.structs.replace(model, blocks=tuple(halves)), _profile(TpCommunication.EXCLUDED))
+    assert half.stage_seconds(1, 3, "V100-16", 2, 1)[0] == pytest.approx(2.0 + 2 * once)
     assert outside.stage_seconds(1, 3, "V100-16", 1, 1)[0] == pytest.approx(2.0)
 
 

@@ -209,7 +209,8 @@ class Tables:
         """Seconds that a block's collectives add to each direction.
 
         Two all-reduces of its output a direction (Megatron-LM, arXiv 1909.08053 §3: after attention and after
-        the MLP), one for the first and the last block, which hold one sharded matrix.
+        the MLP), one for the first and the last block, which hold one sharded matrix; the model's own count
+        where it has one.
         """
         if tp == 1 or self.profile.tp_communication is TpCommunication.INCLUDED:
             return lambda _: 0.0
@@ -218,7 +219,9 @@ class Tables:
 
         def seconds(block: int) -> Seconds:
             width = self.output_bytes[block] if block < last else self.input_bytes[block]
-            return (1 if block in (0, last) else 2) * ring_seconds(link, samples * width, tp)
+            stated = self.model.blocks[block].tp_collectives
+            count = (1 if block in (0, last) else 2) if stated is None else stated
+            return count * ring_seconds(link, samples * width, tp)
 
         return seconds
 
