@@ -15,7 +15,7 @@ read_cluster read_model read_plan read_profile
 NOUNS = """
 Action BlockSpec BlockTiming Cluster Cost Document Line LinkPoint LinkScope LinkTiming MadeBy ModelSpec
 Network NetworkPair Node NodeEntry ParameterBytes Pipeline Plan Predicted Profile Record RecordKind Replica
-ScheduleKind Source Stage TpCommunication UpdateTiming Work
+ScheduleKind Source Stage StepTiming TpCommunication UpdateTiming Work
 check_cluster check_model check_plan check_profile describe digest encode largest_remainder read_cluster
 read_model read_plan read_profile water_fill water_fill_table write
 """

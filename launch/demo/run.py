@@ -15,6 +15,7 @@ from arachne_runtime.plan.files import write
 from arachne_runtime.plan.plan import Plan
 from arachne_runtime.units import Seconds
 from planner.cost import with_prediction
+from planner.explain import Ideal
 from planner.peers.uniform import Uniform
 from planner.request import Request
 from planner.search import find_plan, signed
@@ -24,7 +25,6 @@ from ..profiling.cluster_file import write_cluster
 from ..profiling.merge import merge
 from ..profiling.run import measure
 from ..torchrun import run_plan, run_ranks
-from .ideal import ideal_step_s
 
 LAB = Lab(
     device=(
@@ -148,7 +148,7 @@ def demonstrate(
             even=train("even DDP", None),
             uniform=train("uniform pipeline", uniform),
             planned=train("plan", planned),
-            ideal_s=ideal_step_s(request),
+            ideal_s=Ideal(request).iteration_s,
         )
 
 

@@ -8,13 +8,13 @@ from arachne_runtime.plan.plan import Plan
 from arachne_runtime.units import Seconds
 
 from ..cost import Estimate, price
+from ..explain.ideal import Ideal
 from ..peers import DEFAULT_BUDGET_S, PEERS, Strategy
 from ..request import Objective, Request
 from .broad import Broad
 from .complete import Completer
 from .exact import Exact, Pools, num_shapes, seatings
 from .found import Found, Rival, runners
-from .ideal import ideal_seconds
 from .judge import Judge, Progress, SearchOverError
 from .migrate import change_seconds, same_layout, still_there
 from .money import price_per_hour
@@ -114,7 +114,7 @@ def _found(request: Request, judge: Judge, rivals: tuple[Rival, ...], proven: bo
         rivals=rivals,
         proven=proven,
         idle=tuple(device for device in request.cluster.devices if device not in used),
-        ideal_s=ideal_seconds(request, Supply.of(request)),
+        ideal_s=Ideal(request).iteration_s,
         is_running=is_running,
         change_s=change,
         price_per_hour=hourly if request.counts_money else None,

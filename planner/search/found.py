@@ -62,7 +62,7 @@ class Found:
     idle: tuple[str, ...] = ()
     """Devices that the plan leaves out, since it was faster or cheaper than all that were tried with them."""
     ideal_s: Seconds = 0.0
-    """No plan is faster: all compute at the best measured share and TP degree, nothing else taking time."""
+    """All compute in proportion to speed, nothing else taking time (``planner.explain.Ideal``)."""
     is_running: bool = False
     """Whether it is the plan that was running: no change pays."""
     change_s: Seconds = 0.0
