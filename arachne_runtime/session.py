@@ -1,6 +1,5 @@
 """What a training script holds: the plan, the ranks, and an engine made from them."""
 
-import operator
 import os
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -13,13 +12,13 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.distributed.nn.functional  # before a group is made, which its functions would keep as a default
-from torch import Tensor, nn
+from torch import nn
 from torch.utils.data import Dataset
 
 from .data import GlobalOrder, LoaderSettings, StepBatch, default_inputs, load_steps
 from .data.loader import num_samples_of
-from .engine import Engine
-from .engine.engine import Optimizers, Schedule
+from .engine import Engine, Recipe
+from .engine.recipe import Inputs, Loss, Optimizers, Schedule, refuse_no_integers
 from .errors import UnsupportedEnvironmentError, UsageError
 from .measure.recorder import Recorder
 from .model import ModelParts
@@ -103,6 +102,8 @@ class Session:
         _refuse_world(self.plan, self.world_size)
         self.device = _choose_device(device, self.plan, self.rank)
         self._trace = Path(trace) if trace is not None else around.trace
+        if not isinstance(timeout_s, int | float) or not timeout_s > 0:
+            raise UsageError(f"timeout_s={timeout_s!r} is no time to wait; give seconds, above 0")
         self._timeout_s = timeout_s
         self._engine: Engine | None = None
         self._open = ExitStack()
@@ -137,8 +138,8 @@ class Session:
         model: Callable[[], nn.Module] | ModelParts,
         *,
         optimizer: Optimizers,
-        loss: Callable[[Any, Any], Tensor],
-        inputs: Callable[[Any], tuple[Tensor, ...]] = default_inputs,
+        loss: Loss,
+        inputs: Inputs = default_inputs,
         clip_norm: float | None = None,
         lr_schedule: Callable[[torch.optim.Optimizer], Schedule] | None = None,
         num_items: Callable[[Any], int] | None = None,
@@ -170,16 +171,7 @@ class Session:
         """
         if not self._entered:
             raise UsageError("a session starts with its `with` block: with arachne.Session() as session: ...")
-        parts = model if isinstance(model, ModelParts) else ModelParts.of(model)
-        if self.plan is None:
-            self.plan = lone_plan(parts.num_blocks)
-        recorder = None
-        if self._trace is not None:
-            recorder = Recorder(self._trace, rank=self.rank, plan=self.plan, device=self.device)
-            self._open.enter_context(recorder)
-        self._engine = Engine(
-            self.plan,
-            parts,
+        recipe = Recipe(
             optimizer=optimizer,
             loss=loss,
             inputs=inputs,
@@ -187,11 +179,17 @@ class Session:
             lr_schedule=lr_schedule,
             num_items=num_items,
             seed=seed,
-            device=self.device,
             dtype=dtype,
             stochastic=stochastic,
-            recorder=recorder,
         )
+        parts = model if isinstance(model, ModelParts) else ModelParts.of(model)
+        if self.plan is None:
+            self.plan = lone_plan(parts.num_blocks)
+        recorder = None
+        if self._trace is not None:
+            recorder = Recorder(self._trace, rank=self.rank, plan=self.plan, device=self.device)
+            self._open.enter_context(recorder)
+        self._engine = Engine(self.plan, parts, recipe, device=self.device, recorder=recorder)
         return self._engine
 
     def batches(
@@ -210,7 +208,10 @@ class Session:
 
         What the dataset's ``__getitem__`` draws from the global generators of torch, Python and NumPy follows
         from (seed, epoch, sample), so that the ranks that read a sample's inputs and its targets agree;
-        ``collate_fn`` may not draw.
+        ``collate_fn`` may not draw. A generator of the dataset's own (``torch.Generator``,
+        ``numpy.random.default_rng``) is not seeded by sample: the 1st, 2nd, 4th, 8th, ... sample is read
+        twice, and one that differs is refused unless the engine is ``stochastic``. Every rank opens the same
+        data.
 
         Each batch stands for ``global_batch`` samples (fewer in the last of an epoch), of which this rank
         loads those that it needs.
@@ -226,7 +227,8 @@ class Session:
             num_workers: Processes that load ahead.
 
         Raises:
-            UsageError: A ``global_batch`` that is not the plan's, a dataset without a length, no engine yet.
+            UsageError: A ``global_batch`` that is not the plan's, a dataset without a length, no engine yet;
+                later, a sample that differs when it is read again.
 
         """
         if self._engine is None:
@@ -247,7 +249,10 @@ class Session:
         if not 0 <= start <= steps:
             raise UsageError(f"start={start} is not within the {steps} steps of {epochs} epochs")
         settings = LoaderSettings(
-            collate_fn=collate_fn, num_workers=num_workers, pin_memory=self.device.type == "cuda"
+            collate_fn=collate_fn,
+            num_workers=num_workers,
+            pin_memory=self.device.type == "cuda",
+            exact=not self._engine.recipe.stochastic,
         )
         return load_steps(dataset, order, range(start, steps), self._engine.needed_rows, settings)
 
@@ -274,15 +279,6 @@ def lone_plan(num_blocks: int) -> Plan:
     stage = Stage(layers=(0, num_blocks), replicas=(replica,))
     pipeline = Pipeline(micro_batches=1, micro_batch=ANY_BATCH, stages=(stage,))
     return Plan(model="local", global_batch=ANY_BATCH, sequence=1, pipelines=(pipeline,))
-
-
-def refuse_no_integers(**arguments: object) -> None:
-    """UsageError for the first that is no whole number, say a text of the command line."""
-    for name, value in arguments.items():
-        try:
-            operator.index(value)  # type: ignore[arg-type]
-        except TypeError:
-            raise UsageError(f"{name}={value!r} is no whole number; convert it: int(...)") from None
 
 
 def _path(text: str | None) -> Path | None:

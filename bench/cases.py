@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from arachne_runtime.engine import Engine
+from arachne_runtime.engine import Engine, Recipe
 from arachne_runtime.model import ModelParts, pipelined
 from arachne_runtime.plan import order
 from arachne_runtime.plan.plan import Plan
@@ -172,9 +172,7 @@ def reductions_of(size: int):
 
 
 def _train_by_plan(case: Case) -> Outcome:
-    engine = Engine(
-        case.plan,
-        ModelParts.of(case.model),
+    recipe = Recipe(
         optimizer=case.optimizer,
         loss=case.loss,
         inputs=lambda batch: (batch["tokens"],),
@@ -183,8 +181,8 @@ def _train_by_plan(case: Case) -> Outcome:
         num_items=case.num_items if case.by_items else None,
         dtype=case.dtype,
         seed=5,
-        blocking=case.blocking,
     )
+    engine = Engine(case.plan, ModelParts.of(case.model), recipe, blocking=case.blocking)
     found = Outcome()
     for step in range(STEPS):
         report = engine.step(case.batch(step))

@@ -19,7 +19,7 @@ from torch import nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 from torch.nn.parallel import DistributedDataParallel
 
-from arachne_runtime.engine import Engine
+from arachne_runtime.engine import Engine, Recipe
 from arachne_runtime.measure.recorder import Recorder
 from arachne_runtime.model import ModelParts
 from arachne_runtime.plan.plan import Pipeline, Plan, Replica, Stage
@@ -81,8 +81,7 @@ def ours(plan: Plan, size: Size, recorder: Recorder | None = None) -> Engine:
     return Engine(
         plan,
         ModelParts.of(lambda: model(size)),
-        optimizer=adamw,
-        loss=lambda output, batch: F.mse_loss(output, batch[1]),
+        Recipe(optimizer=adamw, loss=lambda output, batch: F.mse_loss(output, batch[1])),
         recorder=recorder,
     )
 

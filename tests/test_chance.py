@@ -63,6 +63,28 @@ def test_the_scripts_random_states_are_left_alone():
     assert before[1:] == (random.getstate(), np.random.get_state()[1].tolist())
 
 
+class OwnGenerator(Crops):
+    """Draws from a generator that nobody seeds by sample, now and then."""
+
+    def __init__(self, kind):
+        self.generator = torch.Generator() if kind == "torch" else np.random.default_rng(0)
+
+    def __getitem__(self, index):
+        if isinstance(self.generator, torch.Generator):
+            drawn = torch.rand(2, generator=self.generator)
+        else:
+            drawn = self.generator.random(2)
+        return index, {"crop": [drawn if index % 2 else 0.0, float("nan"), "name", None]}
+
+
+@pytest.mark.parametrize("kind", ["torch", "numpy"])
+def test_a_dataset_with_a_generator_of_its_own_is_refused_unless_that_is_waived(kind):
+    rows = (range(3),)
+    with pytest.raises(UsageError, match=r"of OwnGenerator differs when it is read again.*stochastic=True"):
+        loaded(rows, dataset=OwnGenerator(kind), epochs=3)
+    assert loaded(rows, dataset=OwnGenerator(kind), exact=False)
+
+
 def masking(samples):
     return [sample for sample in samples if torch.rand(()) < 2]
 

@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from arachne_runtime.engine import Engine
+from arachne_runtime.engine import Engine, Recipe
 from arachne_runtime.errors import ModelError, UnsupportedPlanError, WorkerFailedError
 from arachne_runtime.model import ModelParts
 from arachne_runtime.plan.plan import Pipeline, Plan, Replica, Stage
@@ -40,8 +40,7 @@ def engine(plan, *blocks, **changes):
     return Engine(
         plan,
         ModelParts.of(lambda: nn.Sequential(*(block() for block in blocks))),
-        optimizer=lambda p: torch.optim.SGD(p, lr=0.1),
-        **given,
+        Recipe(**{"optimizer": lambda p: torch.optim.SGD(p, lr=0.1)} | given),
     )
 
 
@@ -181,9 +180,8 @@ def test_tokens_and_their_context_are_looked_at():
             return found
 
         plan = plan_of(stage((0, 5), "a:0", share=2), micro_batches=2)
-        made = Engine(
-            plan, ModelParts.of(model), optimizer=lambda p: torch.optim.SGD(p, lr=0.1), loss=next_token_loss
-        )
+        recipe = Recipe(optimizer=lambda p: torch.optim.SGD(p, lr=0.1), loss=next_token_loss)
+        made = Engine(plan, ModelParts.of(model), recipe)
         return made.step(tokens).is_finite
 
     assert trained(nn.Embedding)

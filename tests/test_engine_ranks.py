@@ -9,7 +9,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
 
-from arachne_runtime.engine import Engine
+from arachne_runtime.engine import Engine, Recipe
 from arachne_runtime.engine import engine as engine_module
 from arachne_runtime.errors import UsageError, WorkerFailedError
 from arachne_runtime.measure.recorder import Recorder
@@ -62,7 +62,8 @@ def sgd(parameters):
 
 def engine_of(plan, blocks, **options):
     given = {"optimizer": sgd, "loss": lambda output, batch: F.mse_loss(output, batch[1])} | options
-    return Engine(plan, ModelParts.of(lambda: nn.Sequential(*blocks())), **given)
+    ours = {name: given.pop(name) for name in ("recorder", "blocking") if name in given}
+    return Engine(plan, ModelParts.of(lambda: nn.Sequential(*blocks())), Recipe(**given), **ours)
 
 
 def batch(num_rows):

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from arachne_runtime.engine import Engine
+from arachne_runtime.engine import Engine, Recipe
 from arachne_runtime.errors import ModelError, UnsupportedPlanError, UsageError
 from arachne_runtime.model import ModelParts
 from arachne_runtime.plan.plan import Pipeline, Plan, Replica, ScheduleKind, Stage
@@ -45,7 +45,7 @@ def mse(output, batch):
 
 def engine(plan=ALONE, model=lambda: nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3)), **changes):
     given = {"optimizer": sgd, "loss": mse} | changes
-    return Engine(plan, ModelParts.of(model), **given)
+    return Engine(plan, ModelParts.of(model), Recipe(**given))
 
 
 def batch(num_rows=8):
@@ -159,6 +159,24 @@ def test_an_optimizer_that_needs_a_closure_is_refused():
 def test_a_function_that_returns_no_optimizer_is_refused(made):
     with pytest.raises(UsageError, match=rf"returned {type(made).__name__}, not a torch.*return"):
         engine(optimizer=lambda p: made)
+
+
+@pytest.mark.parametrize(
+    ("argument", "value", "told"),
+    [
+        ("optimizer", torch.optim.SGD([torch.zeros(1)], lr=1.0), "optimizer=a SGD is no function"),
+        ("loss", None, "loss=null is no function"),
+        ("num_items", 5, "num_items=5 is no function"),
+        ("clip_norm", "1.0", "clip_norm='1.0' is no norm; give a number above 0"),
+        ("clip_norm", 0, "clip_norm=0 is no norm"),
+        ("clip_norm", float("nan"), "clip_norm=nan is no norm"),
+        ("seed", "7", "seed='7' is no whole number"),
+        ("dtype", "float64", "dtype='float64' is no dtype of torch"),
+    ],
+)
+def test_arguments_that_would_fail_in_the_middle_of_a_step_are_refused_at_once(argument, value, told):
+    with pytest.raises(UsageError, match=told):
+        engine(**{argument: value})
 
 
 def test_a_loss_of_many_numbers_is_refused():

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from arachne_runtime.data import GlobalOrder, LoaderSettings, load_steps
-from arachne_runtime.engine import Engine
+from arachne_runtime.engine import Engine, Recipe
 from arachne_runtime.errors import ModelError, UnsupportedPlanError, UsageError, WorkerFailedError
 from arachne_runtime.model import ModelParts
 from arachne_runtime.plan.plan import Pipeline, Plan, Replica, Stage
@@ -42,8 +42,7 @@ def engine(plan, *blocks, **changes):
     return Engine(
         plan,
         ModelParts.of(lambda: nn.Sequential(*(block() for block in blocks))),
-        optimizer=lambda p: torch.optim.SGD(p, lr=0.1),
-        **given,
+        Recipe(**{"optimizer": lambda p: torch.optim.SGD(p, lr=0.1)} | given),
     )
 
 
@@ -192,6 +191,34 @@ def test_a_parameter_that_is_thawed_after_the_engine_was_made_is_refused():
     found.step(batch())
     found.stage.requires_grad_(True)
     with pytest.raises(UsageError, match=r"shape \(3, 3\) was frozen when the engine was made"):
+        found.step(batch())
+
+
+def with_adapter(found):
+    found.stage.blocks["1"].adapter = Line()
+
+
+def with_another_weight(found):
+    found.stage.blocks["1"].weight = nn.Parameter(torch.zeros(3, 3))
+
+
+def with_less(found):
+    del found.stage.blocks["1"].bias
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        (with_adapter, r"blocks\.1\.adapter\.weight was put into the stage"),
+        (with_another_weight, r"blocks\.1\.weight was put into the stage"),
+        (with_less, "1 were taken out of the stage"),
+    ],
+)
+def test_parameters_that_change_after_the_engine_was_made_are_refused(change, told):
+    found = engine(PARTS, Line, Line)
+    found.step(batch())
+    change(found)
+    with pytest.raises(UsageError, match=rf"changed after the engine was made \({told}\).*adapters too"):
         found.step(batch())
 
 

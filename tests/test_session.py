@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -306,6 +307,12 @@ def test_calls_in_the_wrong_order_are_refused() -> None:
         pytest.raises(arachne.UsageError, match=r"call session\.engine\(\.\.\.\) before"),
     ):
         session.batches(torch.ones(5, 2), 4)
+
+
+@pytest.mark.parametrize("seconds", ["60", 0, -1, float("nan")])
+def test_a_time_limit_that_is_none_is_refused(seconds: Any) -> None:
+    with pytest.raises(arachne.UsageError, match=r"timeout_s=.* is no time to wait; give seconds"):
+        arachne.Session(ALONE, device="cpu", timeout_s=seconds)
 
 
 def test_a_missing_cuda_device_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

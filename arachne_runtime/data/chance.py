@@ -2,7 +2,7 @@
 
 import random
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -22,10 +22,12 @@ class Seeded(Dataset[Any]):
     generator are seeded.
     """
 
-    def __init__(self, dataset: Dataset[Any], seed: int) -> None:
-        """Wrap ``dataset``."""
+    def __init__(self, dataset: Dataset[Any], seed: int, *, exact: bool = True) -> None:
+        """Wrap ``dataset``; where ``exact``, the 1st, 2nd, 4th, 8th, ... sample is read twice and compared."""
         self._dataset = dataset
         self._seed = seed
+        self._exact = exact
+        self._num_read = 0
 
     def __getitems__(self, places: list[tuple[int, int]]) -> list[Any]:
         """The samples of some (epoch, index); UsageError where a dataset that loads many at once draws."""
@@ -37,6 +39,19 @@ class Seeded(Dataset[Any]):
             return found
 
     def _sample(self, epoch: int, index: int) -> Any:
+        found = self._read(epoch, index)
+        self._num_read += 1
+        looks = self._exact and self._num_read & (self._num_read - 1) == 0
+        if looks and not alike(found, self._read(epoch, index)):
+            raise UsageError(
+                f"sample {index} of {type(self._dataset).__name__} differs when it is read again, so ranks "
+                "that hold its inputs and its targets would not agree: it draws from a generator of its own; draw "
+                "from those of torch, random or numpy.random, which are seeded by sample, or waive this with "
+                "session.engine(..., stochastic=True)"
+            )
+        return found
+
+    def _read(self, epoch: int, index: int) -> Any:
         seed_all(zlib.crc32(f"{self._seed}:{epoch}:{index}".encode()))
         return self._dataset[index]
 
@@ -91,3 +106,16 @@ def random_states_kept() -> Iterator[None]:
         torch.set_rng_state(cpu)
         random.setstate(python)
         numpy_random.set_state(numpy)
+
+
+def alike(a: Any, b: Any) -> bool:
+    """Whether two samples hold the same numbers, texts and arrays; what else they hold is not looked at."""
+    if isinstance(a, Mapping):
+        return isinstance(b, Mapping) and a.keys() == b.keys() and all(alike(a[key], b[key]) for key in a)
+    if isinstance(a, tuple | list):
+        return len(a) == len(b) and all(alike(x, y) for x, y in zip(a, b, strict=True))
+    if isinstance(a, torch.Tensor):
+        return a.dtype == b.dtype and a.shape == b.shape and bool(torch.equal(a.nan_to_num(), b.nan_to_num()))
+    if hasattr(a, "tobytes"):  # arrays, images
+        return bool(a.tobytes() == b.tobytes())
+    return bool(a == b or a != a) if isinstance(a, bool | int | float | str | bytes) else True

@@ -46,6 +46,8 @@ class LoaderSettings:
     num_workers: int = 0
     """Processes that load ahead; 0: the rank loads its rows itself, when they are due."""
     pin_memory: bool = False
+    exact: bool = True
+    """Refuse samples that differ when they are read again."""
 
 
 def load_steps(
@@ -62,7 +64,7 @@ def load_steps(
         for rows in merged(needed(order.num_rows(step)))
     )
     loader: DataLoader[Any] = DataLoader(
-        Seeded(dataset, order.seed),
+        Seeded(dataset, order.seed, exact=settings.exact),
         batch_sampler=_Listed(pieces),
         collate_fn=refusing_draws(settings.collate_fn or default_collate, "collate_fn"),
         num_workers=settings.num_workers,

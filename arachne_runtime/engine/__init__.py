@@ -1,6 +1,7 @@
 """Plays a schedule on one rank with exact gradients."""
 
 from .engine import Engine
+from .recipe import Recipe
 from .report import StepReport
 
-__all__ = ["Engine", "StepReport"]
+__all__ = ["Engine", "Recipe", "StepReport"]

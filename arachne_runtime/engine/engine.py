@@ -2,17 +2,17 @@
 
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
-from ..data.batch import StepBatch, as_step_batch, default_inputs
+from ..data.batch import StepBatch, as_step_batch
 from ..data.loader import LoadedRows
 from ..errors import UsageError
 from ..measure.recorder import Recorder, Records, Silence
@@ -29,23 +29,16 @@ from .agreement import batch_number, settings_number
 from .courier import Courier
 from .gradients import Gradients
 from .loss_rule import LossRule
-from .player import Inputs, Loss, Play, Player
-from .refusals import refuse_model, refuse_optimizer, refuse_plan, runs_once, sees_whole_batch
+from .optimizer_rule import refuse_optimizer
+from .player import Context, Play, Player
+from .recipe import Recipe
+from .refusals import refuse_model, refuse_plan, runs_once, sees_whole_batch
 from .report import StepReport
 from .watch import Watch, is_watched
 from .weight import ItemWeight, RowWeight, Weight, whole_number
 
-Optimizers = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
 KEPT_PROGRAMS = 8
 """Batch sizes whose order of communication is remembered: the full one and the last of an epoch recur."""
-
-
-class Schedule(Protocol):
-    """A learning-rate schedule of torch.optim.lr_scheduler."""
-
-    def step(self) -> None:
-        """Set the learning rates of the next step."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,22 +59,14 @@ class Engine:
     Args:
         plan: The plan; its devices are the ranks of the default process group, in the order of the plan.
         parts: The model.
-        optimizer: Makes the optimizer from this rank's parameters. It must treat each parameter alone.
-        loss: ``loss(output, batch)``, the mean over the samples it is given; a sum with ``num_items``.
-        inputs: What the first block is called with, from samples of the batch.
-        clip_norm: Clip gradients to this global norm.
-        lr_schedule: Makes a learning-rate schedule from the optimizer; it steps once a step.
-        num_items: Counts the items (tokens) of some samples; the summed loss is divided by the global count.
-        seed: First values of the parameters follow from it, whatever the plan.
+        recipe: How it is trained.
         device: Where the stage lives; default: CUDA device by the plan's index if there is CUDA, else CPU.
-        dtype: Dtype of the parameters; default: the model's.
-        stochastic: Allow dropout, losses and buffers that depend on how the plan splits a batch.
         recorder: Writes down how long each action took.
         blocking: End each communication before the next is issued, to find errors in their order.
 
     Raises:
         UsageError: The number of ranks, or of blocks, is not the plan's; an optimizer that needs a closure.
-        UnsupportedPlanError: A plan or model that cannot be run exactly.
+        UnsupportedPlanError: A plan, model or optimizer that cannot be run exactly.
 
     """
 
@@ -89,61 +74,62 @@ class Engine:
         self,
         plan: Plan,
         parts: ModelParts,
+        recipe: Recipe,
         *,
-        optimizer: Optimizers,
-        loss: Loss,
-        inputs: Inputs = default_inputs,
-        clip_norm: float | None = None,
-        lr_schedule: Callable[[torch.optim.Optimizer], Schedule] | None = None,
-        num_items: Callable[[Any], int] | None = None,
-        seed: int = 0,
         device: torch.device | None = None,
-        dtype: torch.dtype | None = None,
-        stochastic: bool = False,
         recorder: Recorder | None = None,
         blocking: bool = False,
     ) -> None:
         distributed = dist.is_initialized()
         refuse_plan(plan, dist.get_world_size() if distributed else 1)
-        refuse_model(plan, parts, stochastic=stochastic)
+        refuse_model(plan, parts, stochastic=recipe.stochastic)
         self.plan = plan
+        self.recipe = recipe
         self.place = places(plan)[dist.get_rank() if distributed else 0]
-        pipeline, mine, _ = holding(plan, self.place)
         device = device or default_device(self.place.device)
-        self.stage = parts.stage(mine.blocks, device=device, seed=seed, dtype=dtype)
+        _, mine, _ = holding(plan, self.place)
+        self.stage = parts.stage(mine.blocks, device=device, seed=recipe.seed, dtype=recipe.dtype)
         self._summed = summed_of(parts)
         self._mesh = Mesh.form(plan, self._summed, self.place.rank, device)
         self._gradients = Gradients.of(self.stage, self._mesh)
-        parameters = [parameter for _, parameter in self.named_parameters()]
-        self.optimizer = optimizer(parameters) if parameters else None
+        self.optimizer = self._make_optimizer()
         """None on a stage without parameters."""
-        if parameters:
-            refuse_optimizer(self.optimizer)
-        self.schedule = lr_schedule(self.optimizer) if lr_schedule and self.optimizer else None
+        self.schedule = recipe.lr_schedule(self.optimizer) if recipe.lr_schedule and self.optimizer else None
         self.num_steps = 0
         """Steps done."""
-        self._settings = settings_number(plan, parts, seed, dtype, clip_norm, stochastic, num_items is None)
-        self._play = Play(
-            stage=self.stage,
-            pieces=self._gradients.pieces(),
-            device=device,
-            is_first=self.place.stage == 0,
-            is_last=self.place.stage == len(pipeline.stages) - 1,
-            recompute=mine.recompute,
-            stochastic=stochastic,
-            loss=loss,
-            inputs=inputs,
-            context=parts.context_on(device, dtype),
-            watch=Watch.of(self.stage, device, exact=not stochastic, once=runs_once(plan, mine)),
-            splits=not sees_whole_batch(plan, mine),
-            loss_rule=LossRule(loss, is_sum=num_items is not None),
-        )
-        self._clip_norm = clip_norm
-        self._num_items = num_items
+        self._settings = settings_number(plan, parts, *recipe.common())
+        self._play = self._make_play(parts.context_on(device, recipe.dtype))
         self._records: Records = recorder or Silence()
         self._blocking = blocking
         self._is_open = True
         self._program = lru_cache(KEPT_PROGRAMS)(self._make_program)
+
+    def _make_optimizer(self) -> torch.optim.Optimizer | None:
+        recipe, parameters = self.recipe, [parameter for _, parameter in self.named_parameters()]
+        if not parameters:
+            return None
+        made = recipe.optimizer(parameters)
+        refuse_optimizer(made, recipe.optimizer, parameters[0], self.plan, stochastic=recipe.stochastic)
+        return made
+
+    def _make_play(self, context: Context | None) -> Play:
+        recipe, (pipeline, mine, _) = self.recipe, holding(self.plan, self.place)
+        exact, once = not recipe.stochastic, runs_once(self.plan, mine)
+        return Play(
+            stage=self.stage,
+            pieces=self._gradients.pieces(),
+            device=self._mesh.device,
+            is_first=self.place.stage == 0,
+            is_last=self.place.stage == len(pipeline.stages) - 1,
+            recompute=mine.recompute,
+            stochastic=recipe.stochastic,
+            loss=recipe.loss,
+            inputs=recipe.inputs,
+            context=context,
+            watch=Watch.of(self.stage, self._mesh.device, exact=exact, once=once),
+            splits=not sees_whole_batch(self.plan, mine),
+            loss_rule=LossRule(recipe.loss, is_sum=recipe.num_items is not None),
+        )
 
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         """Global name and parameter of all that this rank holds, by block; those that blocks share last."""
@@ -278,8 +264,8 @@ class Engine:
 
     def _update(self, norm: float) -> None:
         start = self._records.mark()
-        if self._clip_norm is not None:
-            self._gradients.clip(norm, self._clip_norm)
+        if self.recipe.clip_norm is not None:
+            self._gradients.clip(norm, self.recipe.clip_norm)
         if self.optimizer is not None:
             self.optimizer.step()
         if self.schedule is not None:
@@ -288,12 +274,12 @@ class Engine:
 
     def _weight(self, player: Player, program: Program, num_rows: int) -> Weight:
         """By rows; or, with ``num_items``, by the items of the global batch, counted before any loss."""
-        if self._num_items is None:
+        if self.recipe.num_items is None:
             return RowWeight(num_rows)
         count = 0
         if self._play.is_last:
             used = (m for m, rows in enumerate(program.rows) if rows)
-            count = sum(whole_number(self._num_items(player.samples(m))) for m in used)
+            count = sum(whole_number(self.recipe.num_items(player.samples(m))) for m in used)
         return ItemWeight.start(count, self._mesh)
 
     def _make_program(self, num_rows: int) -> Program:

@@ -82,12 +82,18 @@ class Gradients:
     """Those whose norm this rank contributes: each parameter of the model is counted on one rank."""
     frozen: Sequence[nn.Parameter]
     """Those that take none."""
-    blocks: range
-    """Of the stage."""
+    stage: StageModule
+    held: Sequence[nn.Parameter]
+    """All that the stage held when this was made."""
     _passed: int = field(default=0, init=False)
     """Lowest block whose gradients are complete."""
     _unsettled: list[nn.Parameter] = field(default_factory=list, init=False)
     """Parameters that have no gradient yet in this step."""
+
+    @property
+    def blocks(self) -> range:
+        """Of the stage."""
+        return self.stage.block_range
 
     @classmethod
     def of(cls, stage: StageModule, mesh: Mesh) -> "Gradients":
@@ -103,10 +109,11 @@ class Gradients:
             if len(reduction.members) > 1:
                 buckets[reduction] = list(_pack(named, mesh.groups[reduction.members]))
         frozen = [p for p in stage.parameters() if not p.requires_grad]
-        return cls(buckets, parameters, counted, frozen, stage.block_range)
+        return cls(buckets, parameters, counted, frozen, stage, tuple(stage.parameters()))
 
     def begin(self) -> None:
-        """Forget the gradients of the step before; UsageError where a parameter takes one only now."""
+        """Forget the gradients of the last step; UsageError where a parameter is new, or was frozen."""
+        self._refuse_changes()
         if thawed := [tuple(p.shape) for p in self.frozen if p.requires_grad]:
             raise UsageError(
                 f"a parameter of shape {thawed[0]} was frozen when the engine was made, so no rank sums its "
@@ -116,6 +123,20 @@ class Gradients:
         self._unsettled = list(self.parameters)
         for parameter in self.parameters:
             parameter.grad = None
+
+    def _refuse_changes(self) -> None:
+        now = tuple(self.stage.parameters())
+        if len(now) == len(self.held) and all(a is b for a, b in zip(now, self.held, strict=True)):
+            return
+        old, new = ({id(p) for p in parameters} for parameters in (self.held, now))
+        added = [name for name, p in self.stage.named_parameters() if id(p) not in old]
+        told = (
+            f"{added[0]} was put into the stage" if added else f"{len(old - new)} were taken out of the stage"
+        )
+        raise UsageError(
+            f"parameters changed after the engine was made ({told}), so none of its optimizer and its sums "
+            "knows them; change the model where it is made (adapters too), or make a new engine"
+        )
 
     def settle(self, sent: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         """After a backward: take over the gradients that autograd has just made, apart from those to send.

@@ -19,11 +19,10 @@ from .entry import Entry
 from .gradients import Gradients
 from .loss_rule import LossRule
 from .mixing import TwoRows
+from .recipe import Inputs, Loss
 from .watch import Watch
 from .weight import Weight
 
-Loss = Callable[[Any, Any], Tensor]
-Inputs = Callable[[Any], tuple[Tensor, ...]]
 Context = Callable[[Any], Mapping[str, Tensor]]
 
 

@@ -1,11 +1,8 @@
 """What cannot be run exactly is refused before the first step, alike on every rank, with the way out."""
 
-import inspect
-
 from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.dropout import _DropoutNd
-from torch.optim import Optimizer
 
 from ..errors import InvalidFileError, UnsupportedPlanError, UsageError
 from ..model import ModelParts
@@ -80,19 +77,3 @@ def runs_once(plan: Plan, stage: Stage) -> bool:
 
 def _whole_batch_at_once(plan: Plan, block: int) -> bool:
     return all(runs_once(plan, s) for p in plan.pipelines for s in p.stages if block in s.blocks)
-
-
-def refuse_optimizer(optimizer: Optimizer | None) -> None:
-    """Refuse what is no optimizer, and one that evaluates the model again inside its step; UsageError."""
-    step = getattr(optimizer, "step", None)
-    if not callable(step):
-        raise UsageError(
-            f"optimizer= returned {type(optimizer).__name__}, not a torch.optim.Optimizer, and nothing would "
-            "be trained; return one: optimizer=lambda p: torch.optim.AdamW(p, lr=3e-4)"
-        )
-    closure = inspect.signature(step).parameters.get("closure")
-    if closure is not None and closure.default is inspect.Parameter.empty:
-        raise UsageError(
-            f"{type(optimizer).__name__}.step needs a closure that evaluates the model again, which a "
-            "pipeline cannot offer; use an optimizer of the SGD or Adam families"
-        )

@@ -18,7 +18,7 @@ from torch.utils.data import Dataset, default_collate
 from ..data.batch import StepBatch, as_step_batch
 from ..data.loader import LoadedRows, LoaderSettings, load_steps
 from ..data.order import GlobalOrder
-from ..engine import Engine
+from ..engine import Engine, Recipe
 from ..model import ModelParts
 from ..model.workload import Workload
 from ..plan.plan import Pipeline, Plan, Replica, Stage
@@ -57,11 +57,13 @@ def measure_step(
     engine = Engine(
         _plan(devices, samples),
         ModelParts.of(_Nothing.chain),
-        optimizer=workload.optimizer,
-        loss=_no_loss,
-        inputs=workload.inputs,
+        Recipe(
+            optimizer=workload.optimizer,
+            loss=_no_loss,
+            inputs=workload.inputs,
+            stochastic=True,  # checks of the first steps are not what every step costs
+        ),
         device=device,
-        stochastic=True,  # checks of the first steps are not what every step costs
     )
     batches = _batches(workload, engine, samples, samples * len(devices))
     rounds = [_seconds(engine, batches, clock, together, effort) for _ in range(effort.rounds + 1)]

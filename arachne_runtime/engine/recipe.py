@@ -1,0 +1,80 @@
+"""What a user says of a training, apart from its plan and its model; the same on every rank."""
+
+import math
+import operator
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from numbers import Real
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from ..data.batch import default_inputs
+from ..errors import UsageError
+from ..plan.walk import said
+
+Loss = Callable[[Any, Any], Tensor]
+Inputs = Callable[[Any], tuple[Tensor, ...]]
+Optimizers = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
+
+
+class Schedule(Protocol):
+    """A learning-rate schedule of torch.optim.lr_scheduler."""
+
+    def step(self) -> None:
+        """Set the learning rates of the next step."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recipe:
+    """How a model is trained; UsageError for what would fail only in the middle of a step."""
+
+    optimizer: Optimizers
+    """Makes the optimizer from a rank's parameters. It must treat each parameter alone."""
+    loss: Loss
+    """``loss(output, batch)``, the mean over the samples it is given; a sum with ``num_items``."""
+    inputs: Inputs = default_inputs
+    """What the first block is called with, from samples of the batch."""
+    clip_norm: float | None = None
+    """Clip gradients to this global norm."""
+    lr_schedule: Callable[[torch.optim.Optimizer], Schedule] | None = None
+    """Makes a learning-rate schedule from the optimizer; it steps once a step."""
+    num_items: Callable[[Any], int] | None = None
+    """Counts the items (tokens) of some samples; the summed loss is divided by the global count."""
+    seed: int = 0
+    """First values of the parameters follow from it, whatever the plan."""
+    dtype: torch.dtype | None = None
+    """Of parameters and floating-point buffers; None: the model's own."""
+    stochastic: bool = False
+    """Allow dropout, losses, buffers and optimizers that depend on how the plan splits the work."""
+
+    def __post_init__(self) -> None:
+        functions = {"optimizer": self.optimizer, "loss": self.loss, "inputs": self.inputs}
+        optional = {"lr_schedule": self.lr_schedule, "num_items": self.num_items}
+        functions |= {name: function for name, function in optional.items() if function is not None}
+        for name, function in functions.items():
+            if not callable(function):
+                raise UsageError(f"{name}={said(function)} is no function; see help(Session.engine)")
+        refuse_no_integers(seed=self.seed)
+        if not (self.dtype is None or isinstance(self.dtype, torch.dtype)):
+            raise UsageError(f"dtype={said(self.dtype)} is no dtype of torch; give one, like torch.bfloat16")
+        clip = self.clip_norm
+        if clip is not None and (not isinstance(clip, Real) or math.isnan(clip) or clip <= 0):
+            raise UsageError(
+                f"clip_norm={said(clip)} is no norm; give a number above 0, or None to clip none"
+            )
+
+    def common(self) -> tuple[object, ...]:
+        """What ranks can compare of it."""
+        return self.seed, self.dtype, self.clip_norm, self.stochastic, self.num_items is None
+
+
+def refuse_no_integers(**arguments: object) -> None:
+    """UsageError for the first that is no whole number, say a text of the command line."""
+    for name, value in arguments.items():
+        try:
+            operator.index(value)  # type: ignore[arg-type]
+        except TypeError:
+            raise UsageError(f"{name}={said(value)} is no whole number; convert it: int(...)") from None
