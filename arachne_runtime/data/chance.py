@@ -23,7 +23,7 @@ class Seeded(Dataset[Any]):
     """
 
     def __init__(self, dataset: Dataset[Any], seed: int, *, exact: bool = True) -> None:
-        """Wrap ``dataset``; where ``exact``, the 1st, 2nd, 4th, 8th, ... sample is read twice and compared."""
+        """Wrap ``dataset``; where ``exact``, the 1st, 2nd, 4th, 8th, ... sample is read twice."""
         self._dataset = dataset
         self._seed = seed
         self._exact = exact
@@ -45,8 +45,8 @@ class Seeded(Dataset[Any]):
         if looks and not alike(found, self._read(epoch, index)):
             raise UsageError(
                 f"sample {index} of {type(self._dataset).__name__} differs when it is read again, so ranks "
-                "that hold its inputs and its targets would not agree: it draws from a generator of its own; draw "
-                "from those of torch, random or numpy.random, which are seeded by sample, or waive this with "
+                "that hold its inputs and its targets would not agree: it draws from a generator of its own; "
+                "draw from those of torch, random or numpy.random, which are seeded by sample, or waive this with "
                 "session.engine(..., stochastic=True)"
             )
         return found
