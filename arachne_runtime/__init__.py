@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from .data import StepBatch
-    from .engine import Engine, StepReport
+    from .engine import Engine, Recipe, StepReport
     from .errors import (
         ArachneError,
         InvalidFileError,
@@ -43,6 +43,7 @@ __all__ = [
     "Pipeline",
     "Plan",
     "Profile",
+    "Recipe",
     "Replica",
     "ScheduleKind",
     "Session",
@@ -64,7 +65,7 @@ __all__ = [
 
 _NAMES = {
     ".data": ("StepBatch",),
-    ".engine": ("Engine", "StepReport"),
+    ".engine": ("Engine", "Recipe", "StepReport"),
     ".errors": tuple(name for name in __all__ if name.endswith("Error")),
     ".model": ("ModelParts", "Workload", "pipelined"),
     ".plan.cluster": ("Cluster",),

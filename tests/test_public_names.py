@@ -8,7 +8,7 @@ import planner
 
 RUNTIME = """
 ArachneError Cluster Engine InvalidFileError ModelError ModelParts ModelSpec NoFeasiblePlanError
-NotMeasuredError Pipeline Plan Profile Replica ScheduleKind Session Stage StepBatch StepReport
+NotMeasuredError Pipeline Plan Profile Recipe Replica ScheduleKind Session Stage StepBatch StepReport
 UnsupportedEnvironmentError UnsupportedPlanError UsageError WorkerFailedError Workload __version__ pipelined
 read_cluster read_model read_plan read_profile
 """

@@ -112,8 +112,8 @@ def test_start_continues_the_same_sequence(workers: int) -> None:
 
 def test_a_rank_reads_only_its_rows_and_not_ahead_of_time() -> None:
     dataset, order = Numbers(6), GlobalOrder(num_samples=6, global_batch=6)
-    batches = load_steps(dataset, order, range(1), lambda n: (range(2, 4),), LoaderSettings())
-    batch = next(batches)
+    settings = LoaderSettings(exact=False)  # else some are read twice
+    batch = next(load_steps(dataset, order, range(1), lambda n: (range(2, 4),), settings))
     assert dataset.read == order.samples(0, range(2, 4))
     assert batch.num_rows == 6
     with pytest.raises(UsageError, match="rows 1:3 were not loaded on this rank; loaded: 2:4"):

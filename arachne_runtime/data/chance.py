@@ -46,8 +46,8 @@ class Seeded(Dataset[Any]):
             raise UsageError(
                 f"sample {index} of {type(self._dataset).__name__} differs when it is read again, so ranks "
                 "that hold its inputs and its targets would not agree: it draws from a generator of its own; "
-                "draw from those of torch, random or numpy.random, which are seeded by sample, or waive this with "
-                "session.engine(..., stochastic=True)"
+                "draw from those of torch, random or numpy.random, which are seeded by sample, or waive this "
+                "with session.engine(..., stochastic=True)"
             )
         return found
 

@@ -4,7 +4,6 @@ import math
 import operator
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from numbers import Real
 from typing import Any, Protocol
 
 import torch
@@ -61,7 +60,7 @@ class Recipe:
         if not (self.dtype is None or isinstance(self.dtype, torch.dtype)):
             raise UsageError(f"dtype={said(self.dtype)} is no dtype of torch; give one, like torch.bfloat16")
         clip = self.clip_norm
-        if clip is not None and (not isinstance(clip, Real) or math.isnan(clip) or clip <= 0):
+        if clip is not None and (not isinstance(clip, int | float) or math.isnan(clip) or clip <= 0):
             raise UsageError(
                 f"clip_norm={said(clip)} is no norm; give a number above 0, or None to clip none"
             )
