@@ -103,7 +103,7 @@ def stage_memory(
     leaving = tables.at(tables.output_bytes, stop - 1) * samples
     whole = tables.activations(start, stop, device, tp, samples)
     gradients = held_of.sharded(zero, 2) * sizes.gradient
-    routed = tables.largest(tables.routed_bytes, start, stop) * samples / tp
+    routed = tables.largest(tables.routed_by_kind, start, stop) * samples / tp
     return StageMemory(
         weights=(held_of.sharded(zero, 3) + _where(zero >= 3, GATHERED * held_of.largest, 0)) * sizes.weight,
         gradients=gradients,
@@ -137,9 +137,8 @@ class _Parameters:
         """A tensor-parallel group divides all but the experts, a tile of experts (EP x ETP) divides those."""
         experts = tables.between(tables.expert_parameters, start, stop)
         dense = tables.parameters_of(start, stop) - experts
-        blocks = tables.model.blocks
-        own = tables.largest([b.parameters - b.expert_parameters for b in blocks], start, stop)
-        routed = tables.largest([b.expert_parameters for b in blocks], start, stop)
+        own = tables.largest(tables.dense_by_kind, start, stop)
+        routed = tables.largest(tables.experts_by_kind, start, stop)
         sharers = larger(1, width * tp / tile)
         return cls(dense / tp, experts / tile, width, sharers, own / tp + routed / tile)
 

@@ -1,15 +1,16 @@
 """The price of a plan (docs/cost-model.md): memory first, then the event simulation and what follows it."""
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from arachne_runtime.errors import NoFeasiblePlanError
-from arachne_runtime.plan.plan import Pipeline, Plan, Predicted, Stage
+from arachne_runtime.plan.plan import Pipeline, Plan, Predicted, ScheduleKind, Stage
 from arachne_runtime.plan.schedule import deferred, in_flight
 from arachne_runtime.units import Bytes, Seconds
 
-from .actors import Seat, Seats, actors_of, crossings, crowd_of, seats_of
+from .actors import WEIGHTS_OF_BACKWARD, Seat, Seats, actors_of, crossings, crowd_of, seats_of
 from .detail import Run, explain
 from .estimate import Estimate, Infeasible, Price
 from .memory import StageMemory, stage_memory, together
@@ -44,9 +45,17 @@ def price(plan: Plan, request: "Request") -> Price:
         price_per_hour=hourly,
         traffic_price=traffic,
         cost_per_sample=None if per_iteration is None else per_iteration / plan.global_batch,
-        not_measured=tables.not_measured,
+        not_measured=(*tables.not_measured, *_estimated(plan)),
         _trace=lambda: explain(plan, run, tables),
     )
+
+
+def _estimated(plan: Plan) -> Iterator[str]:
+    """What this plan's price has to estimate, beside what every price does."""
+    if plan.schedule is ScheduleKind.ZERO_BUBBLE:
+        yield f"gradients of weights: {WEIGHTS_OF_BACKWARD:.0%} of a backward, by FLOPs"
+    if any(s.expert_parallel * s.expert_tensor > 1 for p in plan.pipelines for s in p.stages):
+        yield "exchange of tokens: experts equally loaded"
 
 
 def with_prediction(plan: Plan, request: "Request") -> Plan:

@@ -75,6 +75,10 @@ class Tables:
         self.output_bytes = tuple(b.output_bytes for b in model.blocks)
         self._costs: dict[tuple[str, int, int], StageCosts] = {}
         self._updates: dict[tuple[str, int], tuple[Seconds, ...]] = {}
+        self._largest_kept: dict[tuple[str, int, int], tuple[float, ...]] = {}
+        self.dense_by_kind = self.by_kind([b.parameters - b.expert_parameters for b in model.blocks])
+        self.experts_by_kind = self.by_kind([b.expert_parameters for b in model.blocks])
+        self.routed_by_kind = self.by_kind(self.routed_bytes)
         self._arrays: dict[int, tuple[tuple[float, ...], NDArray[np.float64]]] = {}
         """Arrays of the values above by their identity, which the values beside each keep alive."""
 
@@ -104,15 +108,26 @@ class Tables:
 
     def largest_activations(self, start: Bound, stop: Bound, device: str, tp: int, samples: int) -> Amount:
         """The most that one of blocks ``start..stop-1`` keeps, alike blocks taken as one."""
-        kept = self.costs(device, tp, samples).activation_bytes
-        return self.largest([b - a for a, b in pairwise(kept)], start, stop)
+        key = device, tp, samples
+        most = self._largest_kept.get(key)
+        if most is None:
+            kept = self.costs(device, tp, samples).activation_bytes
+            most = self._largest_kept[key] = self.by_kind([b - a for a, b in pairwise(kept)])
+        return self.largest(most, start, stop)
 
-    def largest(self, values: Sequence[float], start: Bound, stop: Bound) -> Amount:
+    def by_kind(self, values: Sequence[float]) -> tuple[float, ...]:
+        """The largest of the values of the blocks of each kind."""
+        return tuple(
+            max(v for v, (c, d) in zip(values, pairwise(count), strict=True) if d > c)
+            for count in self._of_kind
+        )
+
+    def largest(self, by_kind: tuple[float, ...], start: Bound, stop: Bound) -> Amount:
         """The largest of the values of blocks ``start..stop-1``; blocks of one kind are taken as alike."""
         found: Amount = 0.0
-        for count in self._of_kind:
-            most = max(v for v, (c, d) in zip(values, pairwise(count), strict=True) if d > c)
-            found = larger(found, most * (self.between(count, start, stop) > 0))
+        for most, count in zip(by_kind, self._of_kind, strict=True):
+            if most > 0:
+                found = larger(found, most * (self.between(count, start, stop) > 0))
         return found
 
     def parameters(self, start: int, stop: int) -> int:
