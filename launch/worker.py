@@ -33,6 +33,11 @@ ERROR_VARIABLE = "TORCHELASTIC_ERROR_FILE"
 """Where torch's agent looks for the error of a worker."""
 EXIT_LIMIT_S = 10
 """Longest time from a rank's error to its end."""
+LAST_WORK_S = 0.1
+"""How long what a script made outlives it: gloo's thread lets go of the last tensors in this time.
+
+It holds a lock of the process group meanwhile and waits for Python's, which a DDP model that is destroyed
+holds while it waits for the group's: a demo hung at the end of its DDP training, (torch 2.13)."""
 _PARENT_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of prctl(2)
 _LOST_PEER = (
     "connection closed by peer",
@@ -140,11 +145,13 @@ def _run(command: list[str]) -> None:
     if command[0] == "-m":
         sys.argv = command[1:]
         sys.path.insert(0, os.getcwd())
-        runpy.run_module(command[1], run_name="__main__", alter_sys=True)
+        held = runpy.run_module(command[1], run_name="__main__", alter_sys=True)
     else:
         sys.argv = command
         sys.path.insert(0, str(Path(command[0]).resolve().parent))
-        runpy.run_path(command[0], run_name="__main__")
+        held = runpy.run_path(command[0], run_name="__main__")
+    time.sleep(LAST_WORK_S)
+    del held
 
 
 def _record(error: BaseException) -> None:
