@@ -327,6 +327,7 @@ def test_show_says_when_a_plan_does_not_fit(tmp_path):
     done = priced(tmp_path, large)
     assert done.returncode == ExitCode.NO_FEASIBLE_PLAN
     assert "does not fit: device v-0:0" in done.stdout
+    assert "  would fit with recomputation in stage 0 of pipeline 0: " in done.stdout
     page = tmp_path / "page.html"
     answer = json.loads(priced(tmp_path, large, "--json", "--html", str(page)).stdout)
     assert answer["infeasible"]["device"] == "v-0:0"

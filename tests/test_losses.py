@@ -55,6 +55,7 @@ def problem(
     blocks: int = 2,
     output_bytes: int = 0,
     parameters: int = 0,
+    activations: int = 0,
     memory_GiB: float = 40.0,
     schedules: tuple[ScheduleKind, ...] = (ScheduleKind.ONE_F_ONE_B,),
     **fields,
@@ -63,7 +64,11 @@ def problem(
         NodeEntry(name=n, device=t, gpus=g, memory_GiB=memory_GiB, intra_GBps=1e9) for n, t, g in nodes
     )
     layer = BlockSpec(
-        kind="layer", parameters=parameters, activation_bytes=0, output_bytes=output_bytes, flops=1.0
+        kind="layer",
+        parameters=parameters,
+        activation_bytes=activations,
+        output_bytes=output_bytes,
+        flops=1.0,
     )
     timings = [
         BlockTiming(

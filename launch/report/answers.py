@@ -6,7 +6,7 @@ from arachne_runtime.plan.files import encode
 from arachne_runtime.plan.plan import Plan
 from arachne_runtime.units import Bytes, Seconds
 from planner.cost import Breakdown, Estimate, Infeasible, price
-from planner.explain import Binding, Figures, Losses, figures_of, losses_of, what_binds
+from planner.explain import Binding, Figures, Losses, Repair, figures_of, losses_of, repairs, what_binds
 from planner.request import Request
 
 
@@ -62,9 +62,11 @@ class MisfitAnswer(Answer, frozen=True, kw_only=True):
     needed_bytes: Bytes
     available_bytes: Bytes
     reason: str
+    would_fit: tuple[Repair, ...]
+    """Changes of the plan with which it fits, the fastest first."""
 
 
-def misfit_answer(misfit: Infeasible) -> MisfitAnswer:
+def misfit_answer(plan: Plan, misfit: Infeasible, request: Request) -> MisfitAnswer:
     """A plan that does not fit, as an answer."""
     return MisfitAnswer(
         pipeline=misfit.pipeline,
@@ -73,6 +75,7 @@ def misfit_answer(misfit: Infeasible) -> MisfitAnswer:
         needed_bytes=misfit.needed_bytes,
         available_bytes=misfit.available_bytes,
         reason=misfit.reason,
+        would_fit=repairs(plan, misfit, request),
     )
 
 
@@ -80,7 +83,7 @@ def price_or_misfit(plan: Plan, request: Request) -> tuple[PriceAnswer | None, M
     """One of the two."""
     found = price(plan, request)
     if isinstance(found, Infeasible):
-        return None, misfit_answer(found)
+        return None, misfit_answer(plan, found, request)
     return price_answer(plan, found, request), None
 
 

@@ -8,7 +8,7 @@ from arachne_runtime.plan.plan import Plan
 from arachne_runtime.units import Seconds, format_bytes, format_seconds, significant
 from planner.explain import Losses
 
-from .answers import PriceAnswer
+from .answers import MisfitAnswer, PriceAnswer
 
 SHOWN = 0.0005
 """Part of the iteration below which a loss is not worth a line: it would be told as 0.0 %."""
@@ -31,6 +31,12 @@ def price_lines(price: PriceAnswer) -> Iterator[str]:
     yield from (f"  binds: {binding}" for binding in price.binds)
     yield f"  figures: {', '.join(f'{figures.device} {figures.source}' for figures in price.figures)}"
     yield from (f"  not measured: {what}" for what in price.not_measured)
+
+
+def misfit_lines(misfit: MisfitAnswer) -> Iterator[str]:
+    """Why a plan does not fit, and with what it would."""
+    yield f"does not fit: {misfit.reason}"
+    yield from (f"  would fit with {repair}" for repair in misfit.would_fit)
 
 
 def loss_lines(losses: Losses) -> Iterator[str]:

@@ -11,7 +11,7 @@ from arachne_runtime.plan.schedule_grid import pipeline_rows, print_grid
 from arachne_runtime.plan.text import describe
 
 from .answers import Answer, MisfitAnswer, PriceAnswer, raw
-from .tell_price import breakdown_lines, price_lines, replicas_of
+from .tell_price import breakdown_lines, misfit_lines, price_lines, replicas_of
 
 
 class ShowAnswer(Answer, frozen=True, kw_only=True):
@@ -42,7 +42,7 @@ def show_text(answer: ShowAnswer, plan: Plan, cluster: Cluster | None, *, grid: 
         lines = [*price_lines(answer.price), *breakdown_lines(answer.price, replicas_of(plan, cluster))]
         parts.append("\n".join(lines))
     if answer.infeasible is not None:
-        parts.append(f"does not fit: {answer.infeasible.reason}")
+        parts.append("\n".join(misfit_lines(answer.infeasible)))
     return "\n\n".join(parts)
 
 

@@ -8,7 +8,7 @@ from arachne_runtime.units import Bytes, Seconds, format_bytes, format_seconds
 from planner.request import Request
 
 from .answers import Answer, MisfitAnswer, PriceAnswer
-from .tell_price import breakdown_lines, price_lines, replicas_of
+from .tell_price import breakdown_lines, misfit_lines, price_lines, replicas_of
 
 OF_NOTE = 1e-9
 """Relative difference below which two predictions are the same figure, rounded in a file."""
@@ -83,7 +83,7 @@ def simulation_text(answer: SimulationAnswer, plan: Plan, request: Request) -> s
         lines += price_lines(answer.price)
         lines += breakdown_lines(answer.price, replicas_of(plan, request.cluster))
     if answer.infeasible is not None:
-        lines.append(f"does not fit: {answer.infeasible.reason}")
+        lines += misfit_lines(answer.infeasible)
     if answer.against is not None:
         lines += _against_lines(answer.against)
     elif answer.price is not None:

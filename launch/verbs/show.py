@@ -82,7 +82,7 @@ def _priced(
 
     found = price(plan, request)
     if isinstance(found, Infeasible):
-        return None, misfit_answer(found)
+        return None, misfit_answer(plan, found, request)
     if html is not None:
         from ..report.page import render_page
 

@@ -8,6 +8,7 @@ from .leanest import Leanest
 from .losses import Loss, Losses, LossKind, losses_of, share_of_ideal
 from .missing import Change, ChangeKind, Missing, what_is_missing
 from .one_more import Gain, enlarged, one_more
+from .repair import Repair, repairs
 from .sources import Figures, figures_of
 
 __all__ = [
@@ -24,11 +25,13 @@ __all__ = [
     "LossKind",
     "Losses",
     "Missing",
+    "Repair",
     "enlarged",
     "figures_of",
     "idle_devices",
     "losses_of",
     "one_more",
+    "repairs",
     "share_of_ideal",
     "what_binds",
     "what_is_missing",
