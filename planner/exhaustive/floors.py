@@ -13,6 +13,9 @@ its start no earlier than
   to the last forward, its trip, the last backward;
 - one forward and one backward more, with messages, than the stage behind it.
 
+Sending and receiving may keep a replica from computing. That counts for M - 1 micro-batches in the first of
+these, for M - h in the second, for M - h - 1 in the third: what it does for the others falls into a trip.
+
 It is through with reductions and optimizer no earlier than its tail after that. The least over all lines,
 cuts and orders of what is left is taken of each figure by itself, so each holds for every way to go on.
 """
@@ -54,6 +57,9 @@ class Rest:
 class _Stage:
     """Least figures of a stage over its lines: (devices, micro-batch counts, first block, end)."""
 
+    counts: Array
+    held: Array
+    """Micro-batches in flight."""
     pace: Array
     """All micro-batches on the slowest replica."""
     once: Array
@@ -77,6 +83,7 @@ class Floors:
         self.batch = batch
         self.most_micro_batch = most_micro_batch
         self.num_blocks = lines.num_blocks
+        self.room = room
         self.vectors = list(vectors_within(room))
         self.at = {v: i for i, v in enumerate(self.vectors)}
         self.depth = min(sum(room), self.num_blocks)
@@ -118,7 +125,20 @@ class Floors:
         devices send and gather parts, which together are no less than the whole.
         """
         single = sum(before) == 1 or (behind == 1 and sum(after) == 1)
-        key = (tuple(map(bool, before)), tuple(map(bool, after)), micro_batch if single else 1)
+        return self._message(before, after, micro_batch if single else 1)
+
+    def busy(self, devices: Vector, others: Vector, micro_batch: int) -> NDArray[np.float64]:
+        """Least seconds of a micro-batch for which messages over a boundary keep a replica on these devices.
+
+        It has at least one row, whose output and gradient cross; a single device has all of them.
+        """
+        nodes = [self.lines.nodes[p] for p, n in enumerate(devices) if n]
+        if not any(others) or any(node.device.hop_overlaps for node in nodes):
+            return np.zeros(self.num_blocks + 1)
+        return 2 * self._message(devices, others, micro_batch if sum(devices) == 1 else 1)
+
+    def _message(self, before: Vector, after: Vector, rows: int) -> NDArray[np.float64]:
+        key = (tuple(map(bool, before)), tuple(map(bool, after)), rows)
         found = self._hops.get(key)
         if found is None:
             pools, fleet = self.lines.pools, self.lines.tables.fleet
@@ -128,7 +148,7 @@ class Floors:
                 for q, n in enumerate(after)
                 if m and n
             ]
-            sizes = [key[2] * size for size in self.lines.tables.output_bytes[:-1]]
+            sizes = [rows * size for size in self.lines.tables.output_bytes[:-1]]
             grouped = any(max(self.lines.degrees[p]) > 1 for p, n in enumerate(before) if n)
             row = [0.0, *(min(_alone(link, size, grouped) for link in links) for size in sizes), 0.0]
             found = self._hops[key] = np.array(row)
@@ -139,23 +159,43 @@ class Floors:
         end = self.num_blocks
         shape = (self.depth, len(self.vectors), len(counts), end + 1)
         trip, ready, finish = np.full(shape, inf), np.full(shape, inf), np.full(shape, inf)
+        into = [self._into(left, micro_batch) for left in self.vectors]
         for behind in range(self.depth):
             stage = self._stages(micro_batch, counts, behind)
-            if behind == 0:
-                trip[0] = (stage.forward + stage.backward)[..., end]
-                ready[0], finish[0] = stage.pace[..., end], (stage.pace + stage.tail)[..., end]
-                continue
             fits = np.asarray(np.isfinite(stage.pace).any(axis=(1, 2, 3)))
+            if behind == 0:
+                busy = np.array([into[i][i] for i in range(len(self.vectors))])[:, None, :]
+                trip[0] = (stage.forward + stage.backward)[..., end]
+                ready[0] = stage.pace[..., end] + (stage.counts[..., 0] - 1) * busy
+                finish[0] = ready[0] + stage.tail[..., end]
+                continue
             for i in range(len(self.vectors)):
                 pairs = [(v, r) for v, r in self._splits[i] if fits[v] and self._sizes[r] >= behind]
                 if pairs:
                     v, r = np.array(pairs).T
-                    hops = [self.hop(self.vectors[a], self.vectors[b], micro_batch, behind) for a, b in pairs]
                     rest = trip[behind - 1, r], ready[behind - 1, r], finish[behind - 1, r]
-                    trip[behind, i], ready[behind, i], finish[behind, i] = _least(
-                        stage, v, rest, np.array(hops)
-                    )
+                    links = self._links(pairs, into[i], micro_batch, behind)
+                    trip[behind, i], ready[behind, i], finish[behind, i] = _least(stage, v, rest, *links)
         return trip, ready, finish
+
+    def _links(
+        self,
+        pairs: Sequence[tuple[int, int]],
+        into: dict[int, NDArray[np.float64]],
+        micro_batch: int,
+        behind: int,
+    ) -> tuple[Array, Array]:
+        """Messages between a first stage and what is behind it, and how long all messages keep it busy."""
+        both = [(self.vectors[v], self.vectors[r]) for v, r in pairs]
+        hops = np.array([self.hop(*pair, micro_batch, behind) for pair in both])
+        out = np.array([self.busy(*pair, micro_batch) for pair in both])
+        into_s = np.array([into[v] for v, _ in pairs])
+        return hops[:, None, None, :], into_s[:, None, :, None] + out[:, None, None, :]
+
+    def _into(self, left: Vector, micro_batch: int) -> dict[int, NDArray[np.float64]]:
+        """Busy seconds of a first stage of what is left, by its devices: messages come from elsewhere."""
+        elsewhere = tuple(n - m for n, m in zip(self.room, left, strict=True))
+        return {self.at[v]: self.busy(v, elsewhere, micro_batch) for v in vectors_within(left)}
 
     def _stages(self, micro_batch: int, counts: Sequence[int], behind: int) -> _Stage:
         end = self.num_blocks
@@ -171,7 +211,7 @@ class Floors:
                     known[looks] = np.stack(rows, axis=1)
                 table[:5, i] = known[looks]
                 table[5, i] = self.tails.least(lines)
-        return _Stage(*table)
+        return _Stage(np.array(counts)[:, None, None], np.array(held)[:, None, None], *table)
 
     def _best(self, looks: Sequence[int], m: int, h: int) -> Array:
         """The first five figures of a stage for one count, of which ``h`` are in flight."""
@@ -188,14 +228,19 @@ def _alone(link: Link, size: Bytes, grouped: bool) -> Seconds:
     return link.latency_s + size * link.seconds_per_byte if grouped else link.seconds(size)
 
 
-def _least(stage: _Stage, v: Array, rest: tuple[Array, ...], hops: Array) -> tuple[Array, ...]:
+def _least(stage: _Stage, v: Array, rest: tuple[Array, ...], hop: Array, busy: Array) -> tuple[Array, ...]:
     """The least of every first stage ``v`` with the rest behind it, over devices and cuts."""
     trip, ready, finish = (table[:, :, None, :] for table in rest)
-    hop = hops[:, None, None, :]
+    m, ahead = stage.counts, stage.counts - stage.held
     through = stage.forward[v] + stage.backward[v] + 2 * hop
     wait = trip + 2 * hop
     first = np.maximum.reduce(
-        [stage.pace[v], stage.once[v] + wait, stage.twice[v] + 2 * wait, through + ready]
+        [
+            stage.pace[v] + (m - 1) * busy,
+            stage.once[v] + wait + ahead * busy,
+            stage.twice[v] + 2 * wait + np.maximum(0, ahead - 1) * busy,
+            through + ready,
+        ]
     )
     all_done = np.maximum(first + stage.tail[v], stage.forward[v] + hop + finish)
     return tuple(np.min(table, axis=(0, 3)) for table in (through + trip, first, all_done))

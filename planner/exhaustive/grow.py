@@ -14,7 +14,7 @@ from arachne_runtime.units import Seconds
 from ..cost.actors import Crossing, Seat, crowd_of, messages_of
 from ..cost.memory import in_flight
 from .floors import Floors, Rest
-from .lines import Line, Lines
+from .lines import Costs, Line, Lines
 from .pools import Vector, splits
 from .tails import Tails
 
@@ -29,27 +29,33 @@ class Hops:
 
     def __init__(self, lines: Lines) -> None:
         self.lines = lines
-        self._known: dict[tuple[Line, Line], tuple[list[Seconds], list[Seconds]]] = {}
+        self._known: dict[tuple[Line, Line], tuple[list[Seconds], list[Seconds], list[Seconds]]] = {}
 
-    def between(self, before: Line, after: Line) -> tuple[list[Seconds], list[Seconds]]:
-        """Least seconds of a message there and of one back, by the block behind the boundary."""
+    def between(self, before: Line, after: Line) -> tuple[list[Seconds], list[Seconds], list[Seconds]]:
+        """By the block behind the boundary: least seconds of a message there and of one back, and how long
+        the messages of a micro-batch keep a replica behind it busy.
+        """
         found = self._known.get((before, after))
         if found is None:
             found = self._known[before, after] = self._between(before, after)
         return found
 
-    def _between(self, before: Line, after: Line) -> tuple[list[Seconds], list[Seconds]]:
+    def _between(self, before: Line, after: Line) -> tuple[list[Seconds], list[Seconds], list[Seconds]]:
         tables = self.lines.tables
         used = [0] * len(self.lines.pools)
         a, b = self._seats(before, used), self._seats(after, used)
         crossed = overlaps(*(consecutive([seat.replica.share for seat in row]) for row in (a, b)))
-        there, back = [0.0], [0.0]
+        there, back, busy = [0.0], [0.0], [0.0]
         for size in tables.output_bytes[:-1]:
             crossing = Crossing(a, b, crossed, size)
             messages = messages_of(crossing, crowd_of([[crossing]]), tables)
             there.append(min(messages.forward.landed_s))
             back.append(min(messages.backward.landed_s))
-        return there, back
+            each = [0.0] * after.width
+            for i, o in enumerate(crossed):
+                each[o.receiver] += messages.forward.receiver_busy_s[i] + messages.backward.sender_busy_s[i]
+            busy.append(min(each))
+        return there, back, busy
 
     def _seats(self, line: Line, used: list[int]) -> tuple[Seat, ...]:
         replicas = self.lines.replicas(line, used)
@@ -68,6 +74,8 @@ class _Branch:
     """From the end of the first forward to the start of the last backward."""
     finish_s: Sequence[Seconds]
     """From the end of the first forward to the end of the last tail behind."""
+    busy_s: Sequence[Seconds]
+    """How long the messages of a micro-batch to and from what is behind keep a replica busy."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,38 +152,47 @@ class Search:
                         yield more.stages
 
     def _cuts(self, grown: _Grown, branch: _Branch, line: Line, ends: Sequence[int]) -> Iterator[_Grown]:
-        """Each end of the stage that leaves a chance."""
-        start, m, h = grown.start, self.micro_batches, self.held[len(grown.stages)]
-        costs = self.lines.costs(line.look, h)
-        slowest, lead, forward, backward = (grid[start] for grid in costs.grids)
+        """Each end of the stage that leaves a chance; first without the messages from the stage before."""
+        start, held = grown.start, self.held[len(grown.stages)]
+        costs = self.lines.costs(line.look, held)
+        slowest, _, forward, backward = (grid[start] for grid in costs.grids)
         tail = self.tails.grid(line)[start]
-        there, back, arrived = grown.there_s, grown.back_s, not grown.stages
+        there, back, busy, arrived = grown.there_s, grown.back_s, 0.0, not grown.stages
         for j in ends:
-            if slowest[j] == inf:
-                continue
-            wait = branch.wait_s[j]
-            ready = max(
-                m * slowest[j],
-                m * slowest[j] - (h - 1) * lead[j] + wait,
-                (m - h + 1) * slowest[j] + 2 * wait if m > h else 0.0,
-                forward[j] + backward[j] + branch.ready_s[j],
-            )
-            finish = forward[j] + branch.finish_s[j]
-            if there + max(finish, ready + max(tail[j], back + grown.tail_s)) >= self.cutoff_s:
-                continue
-            if not arrived:
-                hops = self.hops.between(grown.stages[-1][3], line)
-                there, back, arrived = there + hops[0][start], back + hops[1][start], True
+            while slowest[j] < inf:
+                finish = forward[j] + branch.finish_s[j]
+                ready = self._ready(costs, branch, start, j, held, busy)
                 if there + max(finish, ready + max(tail[j], back + grown.tail_s)) >= self.cutoff_s:
-                    continue
-            yield _Grown(
-                (*grown.stages, (start, j, bool(costs.recompute[start, j]), line)),
-                branch.rest,
-                there + forward[j],
-                back + backward[j],
-                max(grown.tail_s, tail[j] - back),
-                grown.mirrored and line.palindrome,
-            )
+                    break
+                if arrived:
+                    yield _Grown(
+                        (*grown.stages, (start, j, bool(costs.recompute[start, j]), line)),
+                        branch.rest,
+                        there + forward[j],
+                        back + backward[j],
+                        max(grown.tail_s, tail[j] - back),
+                        grown.mirrored and line.palindrome,
+                    )
+                    break
+                hops = self.hops.between(grown.stages[-1][3], line)
+                there, back, busy, arrived = (
+                    there + hops[0][start],
+                    back + hops[1][start],
+                    hops[2][start],
+                    True,
+                )
+
+    def _ready(self, costs: Costs, branch: _Branch, i: int, j: int, held: int, busy_s: Seconds) -> Seconds:
+        """Least seconds from the start of blocks i..j-1 to their last backward (``exhaustive.floors``)."""
+        slowest, lead, forward, backward = costs.grids
+        t, m, wait = slowest[i][j], self.micro_batches, branch.wait_s[j]
+        busy_s += branch.busy_s[j]
+        return max(
+            m * t + (m - 1) * busy_s,
+            m * t - (held - 1) * lead[i][j] + wait + (m - held) * busy_s,
+            (m - held + 1) * t + 2 * wait + (m - held - 1) * busy_s if m > held else 0.0,
+            forward[i][j] + backward[i][j] + branch.ready_s[j],
+        )
 
     def _orders(self, grown: _Grown, vector: Vector, behind: int) -> Iterator[Line]:
         lines = self.lines.lines(vector, self.micro_batch)
@@ -207,7 +224,7 @@ class Search:
     def _branch(self, vector: Vector, rest: Vector, behind: int) -> _Branch:
         if not behind:
             zeros = [0.0] * (self.lines.num_blocks + 1)
-            return _Branch(vector, rest, zeros, zeros, zeros)
+            return _Branch(vector, rest, zeros, zeros, zeros, zeros)
         at, floors = self.floors.at[rest], self._rest
         hop = self.floors.hop(vector, rest, self.micro_batch, behind)
         return _Branch(
@@ -216,4 +233,5 @@ class Search:
             (np.asarray(floors.trip[at][behind - 1]) + 2 * hop).tolist(),
             (np.asarray(floors.ready[at][behind - 1]) + 2 * hop).tolist(),
             (np.asarray(floors.finish[at][behind - 1]) + hop).tolist(),
+            self.floors.busy(vector, rest, self.micro_batch).tolist(),
         )
