@@ -6,6 +6,7 @@ from typing import Any
 from arachne_runtime.plan.rules import cluster as cluster_rules
 from arachne_runtime.plan.rules import model as model_rules
 from arachne_runtime.plan.rules import plan as plan_rules
+from arachne_runtime.plan.rules import plan_fit as fit_rules
 from arachne_runtime.plan.rules import profile as profile_rules
 from tests.documents import REMOVED
 
@@ -13,7 +14,7 @@ Rule = Callable[..., Any]
 Case = tuple[Rule, dict[str, Any], str, str]
 """The rule, changes by address, the address of the problem, words of its message."""
 
-P, C, M, F = plan_rules, cluster_rules, model_rules, profile_rules
+P, C, M, F, FIT = plan_rules, cluster_rules, model_rules, profile_rules, fit_rules
 STAGE = "pipelines[0].stages[0]"
 
 PLAN_CASES: list[Case] = [
@@ -198,13 +199,13 @@ PLAN_CASES: list[Case] = [
 ]
 PLAN_CLUSTER_CASES: list[Case] = [
     (
-        P.devices_are_in_the_cluster,
+        FIT.devices_are_in_the_cluster,
         {f"{STAGE}.replicas[1].devices[0]": "w:0"},
         "$.pipelines[0].stages[0].replicas[1].devices[0]",
         "the cluster has no node 'w'; its nodes: a, v-0, v-1",
     ),
     (
-        P.devices_are_in_the_cluster,
+        FIT.devices_are_in_the_cluster,
         {f"{STAGE}.replicas[1].devices[0]": "v-0:2"},
         "$.pipelines[0].stages[0].replicas[1].devices[0]",
         "node v-0 has 2 devices, so no index 2",
@@ -212,26 +213,26 @@ PLAN_CLUSTER_CASES: list[Case] = [
 ]
 PLAN_MODEL_CASES: list[Case] = [
     (
-        P.model_is_the_one_planned_for,
+        FIT.model_is_the_one_planned_for,
         {"model": "tinny"},
         "$.model",
         "is 'tinny', but the model is called 'tiny'",
     ),
-    (P.sequence_is_the_models, {"sequence": 17}, "$.sequence", "is 17, but the model is measured for 16"),
+    (FIT.sequence_is_the_models, {"sequence": 17}, "$.sequence", "is 17, but the model is measured for 16"),
     (
-        P.pipelines_cover_the_model,
+        FIT.pipelines_cover_the_model,
         {"pipelines[1].stages[0].layers": [0, 6]},
         "$.pipelines[1].stages[0].layers",
         "stops at block 6, but the model has 5 blocks",
     ),
     (
-        P.experts_exist,
+        FIT.experts_exist,
         {f"{STAGE}.layers": [0, 1], "pipelines[0].stages[1].layers": [1, 5], f"{STAGE}.expert_parallel": 2},
         "$.pipelines[0].stages[0].expert_parallel",
         "blocks 0 to 0 have no experts",
     ),
     (
-        P.experts_exist,
+        FIT.experts_exist,
         {
             f"{STAGE}.expert_parallel": 8,
             f"{STAGE}.replicas[0].devices": [f"v-0:{i}" for i in (0, *range(2, 9))],

@@ -15,6 +15,7 @@ from arachne_runtime.plan.rules import check_cluster, check_model, check_plan, c
 from arachne_runtime.plan.rules import cluster as cluster_rules
 from arachne_runtime.plan.rules import model as model_rules
 from arachne_runtime.plan.rules import plan as plan_rules
+from arachne_runtime.plan.rules import plan_fit as fit_rules
 from arachne_runtime.plan.rules import profile as profile_rules
 from tests.documents import CLUSTER, MODEL, PLAN, PROFILE, REMOVED, changed, read
 from tests.rule_cases import (
@@ -29,7 +30,7 @@ from tests.rule_cases import (
     Rule,
 )
 
-P, C, M, F = plan_rules, cluster_rules, model_rules, profile_rules
+P, C, M, F, FIT = plan_rules, cluster_rules, model_rules, profile_rules, fit_rules
 
 
 CLUSTER_READ = read(CLUSTER, Cluster)
@@ -63,7 +64,7 @@ def test_plan_rules(rule, changes, path, words):
 @pytest.mark.parametrize(("rule", "changes", "path", "words"), named(PLAN_CLUSTER_CASES))
 def test_plan_rules_that_need_a_cluster(rule, changes, path, words):
     plan = read(changed(PLAN, changes), Plan)
-    assert_only(broken(P.PLAN_CLUSTER_RULES, plan, CLUSTER_READ), rule, path, words)
+    assert_only(broken(FIT.PLAN_CLUSTER_RULES, plan, CLUSTER_READ), rule, path, words)
     assert check_plan(plan) == ()
     assert [p.path for p in check_plan(plan, cluster=CLUSTER_READ)] == [path]
 
@@ -71,7 +72,7 @@ def test_plan_rules_that_need_a_cluster(rule, changes, path, words):
 @pytest.mark.parametrize(("rule", "changes", "path", "words"), named(PLAN_MODEL_CASES))
 def test_plan_rules_that_need_a_model(rule, changes, path, words):
     plan = read(changed(PLAN, changes), Plan)
-    assert_only(broken(P.PLAN_MODEL_RULES, plan, MODEL_READ), rule, path, words)
+    assert_only(broken(FIT.PLAN_MODEL_RULES, plan, MODEL_READ), rule, path, words)
     assert [p.path for p in check_plan(plan, model=MODEL_READ)] == [path]
 
 
@@ -106,7 +107,8 @@ def test_the_documents_themselves_are_valid():
 @pytest.mark.parametrize(
     ("module", "cases"),
     [
-        (plan_rules, PLAN_CASES + PLAN_CLUSTER_CASES + PLAN_MODEL_CASES),
+        (plan_rules, PLAN_CASES),
+        (fit_rules, PLAN_CLUSTER_CASES + PLAN_MODEL_CASES),
         (cluster_rules, CLUSTER_CASES),
         (model_rules, MODEL_CASES),
         (profile_rules, PROFILE_CASES),

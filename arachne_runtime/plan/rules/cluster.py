@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from ...errors import Problem
 from ..cluster import Cluster, NetworkPair
 from ..walk import said
+from .bounds import above_zero, at_least, not_negative
 
 MAX_DEVICES = 2**20
 """A cluster beyond this is a slip of the pen; it is refused before its devices are listed."""
@@ -42,9 +43,7 @@ def device_types_are_named(cluster: Cluster) -> Iterator[Problem]:
 def counts_are_positive(cluster: Cluster) -> Iterator[Problem]:
     """An entry has nodes, and a node has devices."""
     for n, node in enumerate(cluster.node):
-        for field, count in (("gpus", node.gpus), ("count", node.count)):
-            if count < 1:
-                yield Problem(f"$.node[{n}].{field}", f"must be at least 1, is {count}")
+        yield from at_least(1, {f"$.node[{n}].gpus": node.gpus, f"$.node[{n}].count": node.count})
 
 
 def devices_can_be_listed(cluster: Cluster) -> Iterator[Problem]:
@@ -92,16 +91,12 @@ def bandwidths_are_positive(cluster: Cluster) -> Iterator[Problem]:
         speeds[f"$.node[{n}].intra_GBps"] = node.intra_GBps
     for path, pair in _pairs(cluster):
         speeds[f"{path}.inter_GBps"] = pair.inter_GBps
-    for path, speed in speeds.items():
-        if speed is not None and speed <= 0:
-            yield Problem(path, f"must be above 0, is {speed}")
+    yield from above_zero(speeds)
 
 
 def memory_is_positive(cluster: Cluster) -> Iterator[Problem]:
     """A device has memory."""
-    for n, node in enumerate(cluster.node):
-        if node.memory_GiB is not None and node.memory_GiB <= 0:
-            yield Problem(f"$.node[{n}].memory_GiB", f"must be above 0, is {node.memory_GiB}")
+    yield from above_zero({f"$.node[{n}].memory_GiB": node.memory_GiB for n, node in enumerate(cluster.node)})
 
 
 def latencies_and_prices_are_not_negative(cluster: Cluster) -> Iterator[Problem]:
@@ -112,9 +107,7 @@ def latencies_and_prices_are_not_negative(cluster: Cluster) -> Iterator[Problem]
     for path, pair in _pairs(cluster):
         values[f"{path}.latency_us"] = pair.latency_us
         values[f"{path}.price_per_GB"] = pair.price_per_GB
-    for path, value in values.items():
-        if value is not None and value < 0:
-            yield Problem(path, f"must not be negative, is {value}")
+    yield from not_negative(values)
 
 
 def pairs_name_what_exists(cluster: Cluster) -> Iterator[Problem]:

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 from ...errors import Problem
 from ..model import BlockSpec, ModelSpec
 from ..walk import said
+from .bounds import at_least, not_negative
 
 _ALIKE = ("parameters", "flops", "experts", "expert_parameters", "expert_flops", "experts_per_token")
 """What blocks of one kind have in common."""
@@ -32,8 +33,7 @@ def has_blocks(model: ModelSpec) -> Iterator[Problem]:
 
 def sequence_is_positive(model: ModelSpec) -> Iterator[Problem]:
     """A sample has at least one token."""
-    if model.sequence < 1:
-        yield Problem("$.sequence", f"must be at least 1, is {model.sequence}")
+    yield from at_least(1, {"$.sequence": model.sequence})
 
 
 def dtype_is_known(model: ModelSpec) -> Iterator[Problem]:
@@ -53,19 +53,15 @@ def sizes_are_not_negative(model: ModelSpec) -> Iterator[Problem]:
     """Sizes, FLOPs and counts may be 0."""
     fields = ("activation_bytes", "output_bytes", "tied_parameters", "tp_collectives", *_ALIKE)
     for path, block in _blocks(model):
-        for field in fields:
-            value = getattr(block, field)
-            if value is not None and value < 0:
-                yield Problem(f"{path}.{field}", f"must not be negative, is {value}")
+        yield from not_negative({f"{path}.{field}": getattr(block, field) for field in fields})
 
 
 def bytes_per_parameter_can_be(model: ModelSpec) -> Iterator[Problem]:
     """A weight takes a byte or more; gradient and optimizer may take none."""
     sizes = model.bytes_per_parameter
-    for field, least in (("weight", 1), ("gradient", 0), ("optimizer", 0)):
-        value = getattr(sizes, field)
-        if value < least:
-            yield Problem(f"$.bytes_per_parameter.{field}", f"must be at least {least}, is {value}")
+    yield from at_least(1, {"$.bytes_per_parameter.weight": sizes.weight})
+    rest = {"gradient": sizes.gradient, "optimizer": sizes.optimizer}
+    yield from at_least(0, {f"$.bytes_per_parameter.{field}": size for field, size in rest.items()})
 
 
 def kinds_are_alike(model: ModelSpec) -> Iterator[Problem]:

@@ -1,41 +1,23 @@
-"""Rules of a plan: alone, against a cluster, against a model.
+"""Rules of a plan by itself.
 
 Each rule is one function that yields problems. Where a fault breaks two rules, the one that names it speaks
 and the other stays silent.
 """
 
-import re
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from itertools import pairwise
 
 from ...errors import Problem
-from ..cluster import Cluster, index_of, node_of
+from ..cluster import node_of
 from ..limits import MAX_MICRO_BATCHES
-from ..model import ModelSpec
-from ..plan import Pipeline, Plan, Replica, ScheduleKind, Stage
+from ..plan import Plan, ScheduleKind
 from ..schedule import num_rows
 from ..walk import child, said
+from . import visit
+from .bounds import above_zero, at_least, not_negative
 
-_DEVICE = re.compile(r"[^:\s]+:(0|[1-9][0-9]{0,8})")
 _MAX_ZERO = 3
-
-
-def check_plan(
-    plan: Plan, *, cluster: Cluster | None = None, model: ModelSpec | None = None
-) -> tuple[Problem, ...]:
-    """Every violation of every rule; those on devices and blocks need ``cluster`` and ``model``."""
-    problems = [problem for rule in PLAN_RULES for problem in rule(plan)]
-    if cluster is not None:
-        problems += [problem for rule in PLAN_CLUSTER_RULES for problem in rule(plan, cluster)]
-    if model is not None:
-        problems += [problem for rule in PLAN_MODEL_RULES for problem in rule(plan, model)]
-    else:
-        problems += pipelines_stop_at_the_same_block(plan)
-    return tuple(problems)
-
-
-# --- the plan alone
 
 
 def has_pipelines(plan: Plan) -> Iterator[Problem]:
@@ -46,21 +28,21 @@ def has_pipelines(plan: Plan) -> Iterator[Problem]:
 
 def pipelines_have_stages(plan: Plan) -> Iterator[Problem]:
     """Every pipeline has a stage."""
-    for path, pipeline in _pipelines(plan):
+    for path, pipeline in visit.pipelines(plan):
         if not pipeline.stages:
             yield Problem(f"{path}.stages", "has no stage")
 
 
 def stages_have_replicas(plan: Plan) -> Iterator[Problem]:
     """Every stage has a replica."""
-    for path, _, stage in _stages(plan):
+    for path, _, stage in visit.stages(plan):
         if not stage.replicas:
             yield Problem(f"{path}.replicas", "has no replica")
 
 
 def replicas_have_devices(plan: Plan) -> Iterator[Problem]:
     """Every replica has a device."""
-    for path, replica in _replicas(plan):
+    for path, replica in visit.replicas(plan):
         if not replica.devices:
             yield Problem(f"{path}.devices", "has no device")
 
@@ -74,12 +56,10 @@ def model_is_named(plan: Plan) -> Iterator[Problem]:
 def counts_are_positive(plan: Plan) -> Iterator[Problem]:
     """Samples, tokens and micro-batches are counted from 1."""
     counts = {"$.global_batch": plan.global_batch, "$.sequence": plan.sequence}
-    for path, pipeline in _pipelines(plan):
+    for path, pipeline in visit.pipelines(plan):
         counts[f"{path}.micro_batches"] = pipeline.micro_batches
         counts[f"{path}.micro_batch"] = pipeline.micro_batch
-    for path, count in counts.items():
-        if count < 1:
-            yield Problem(path, f"must be at least 1, is {count}")
+    yield from at_least(1, counts)
 
 
 def micro_batches_can_be_listed(plan: Plan) -> Iterator[Problem]:
@@ -92,7 +72,7 @@ def micro_batches_can_be_listed(plan: Plan) -> Iterator[Problem]:
 
 def stages_hold_a_block(plan: Plan) -> Iterator[Problem]:
     """``layers`` is half-open, so its first number is below its second."""
-    for path, _, stage in _stages(plan):
+    for path, _, stage in visit.stages(plan):
         start, stop = stage.layers
         if start >= stop:
             yield Problem(f"{path}.layers", f"holds no block: [{start}, {stop}] is half-open")
@@ -100,7 +80,7 @@ def stages_hold_a_block(plan: Plan) -> Iterator[Problem]:
 
 def first_stages_start_at_block_0(plan: Plan) -> Iterator[Problem]:
     """Every pipeline begins with the first block."""
-    for path, pipeline in _pipelines(plan):
+    for path, pipeline in visit.pipelines(plan):
         if pipeline.stages and pipeline.stages[0].layers[0] != 0:
             start = pipeline.stages[0].layers[0]
             yield Problem(f"{path}.stages[0].layers", f"starts at block {start}, but a pipeline starts at 0")
@@ -108,7 +88,7 @@ def first_stages_start_at_block_0(plan: Plan) -> Iterator[Problem]:
 
 def stages_are_contiguous(plan: Plan) -> Iterator[Problem]:
     """A stage starts where the one before it stops: no block twice, none left out."""
-    for path, pipeline in _pipelines(plan):
+    for path, pipeline in visit.pipelines(plan):
         for s, (before, after) in enumerate(pairwise(pipeline.stages), start=1):
             stop, start = before.layers[1], after.layers[0]
             if start != stop:
@@ -125,19 +105,17 @@ def pipelines_stop_at_the_same_block(plan: Plan) -> Iterator[Problem]:
         first, expected = stops[0]
         if stop != expected:
             message = f"stops at block {stop}, but pipeline {first} stops at {expected}"
-            yield Problem(_last_layers(plan, p), message)
+            yield Problem(visit.last_layers(plan, p), message)
 
 
 def shares_are_positive(plan: Plan) -> Iterator[Problem]:
     """A replica without samples would idle: it has no place in a plan."""
-    for path, replica in _replicas(plan):
-        if replica.share < 1:
-            yield Problem(f"{path}.share", f"must be at least 1, is {replica.share}")
+    yield from at_least(1, {f"{path}.share": replica.share for path, replica in visit.replicas(plan)})
 
 
 def shares_add_up(plan: Plan) -> Iterator[Problem]:
     """Each stage takes every sample of a micro-batch once."""
-    for path, pipeline, stage in _stages(plan):
+    for path, pipeline, stage in visit.stages(plan):
         total = sum(stage.shares)
         if stage.replicas and pipeline.micro_batch >= 1 and total != pipeline.micro_batch:
             message = f"shares add up to {total}, but micro_batch is {pipeline.micro_batch}"
@@ -157,8 +135,8 @@ def micro_batches_add_up(plan: Plan) -> Iterator[Problem]:
 
 def devices_are_well_named(plan: Plan) -> Iterator[Problem]:
     """A device is called ``node:index``."""
-    for path, device in _devices(plan):
-        if not _is_device(device):
+    for path, device in visit.devices(plan):
+        if not visit.is_device(device):
             yield Problem(path, f"{said(device)} is no device; a device is written node:index, like a-0:3")
 
 
@@ -167,7 +145,7 @@ def devices_are_used_once(plan: Plan) -> Iterator[Problem]:
     seen: dict[str, list[tuple[int, int]]] = defaultdict(list)
     for p, pipeline in enumerate(plan.pipelines):
         for s, stage in enumerate(pipeline.stages):
-            for path, device in _devices_of(stage, f"$.pipelines[{p}].stages[{s}]"):
+            for path, device in visit.devices_of(stage, f"$.pipelines[{p}].stages[{s}]"):
                 clash = next(
                     (place for place in seen[device] if _clashes(plan.schedule, place, (p, s))), None
                 )
@@ -198,34 +176,30 @@ def interleaved_stages_take_turns(plan: Plan) -> Iterator[Problem]:
 
 def tensor_groups_stay_in_a_node(plan: Plan) -> Iterator[Problem]:
     """The devices of a replica are its tensor-parallel group, which needs the node's fast links."""
-    for path, replica in _replicas(plan):
+    for path, replica in visit.replicas(plan):
         first = next(iter(replica.devices), None)
         away = next((d for d in replica.devices if node_of(d) != node_of(replica.devices[0])), None)
-        if away is not None and all(map(_is_device, replica.devices)):
+        if away is not None and all(map(visit.is_device, replica.devices)):
             yield Problem(path, f"devices {first} and {away} are in different nodes")
 
 
 def zero_is_0_to_3(plan: Plan) -> Iterator[Problem]:
     """ZeRO has stages 0 to 3."""
-    for path, _, stage in _stages(plan):
+    for path, _, stage in visit.stages(plan):
         if not 0 <= stage.zero <= _MAX_ZERO:
             yield Problem(f"{path}.zero", f"must be 0, 1, 2 or 3, is {stage.zero}")
 
 
 def expert_degrees_are_positive(plan: Plan) -> Iterator[Problem]:
     """Degrees of parallelism are counted from 1."""
-    for path, _, stage in _stages(plan):
-        for name, degree in (
-            ("expert_parallel", stage.expert_parallel),
-            ("expert_tensor", stage.expert_tensor),
-        ):
-            if degree < 1:
-                yield Problem(f"{path}.{name}", f"must be at least 1, is {degree}")
+    for path, _, stage in visit.stages(plan):
+        degrees = {"expert_parallel": stage.expert_parallel, "expert_tensor": stage.expert_tensor}
+        yield from at_least(1, {f"{path}.{name}": degree for name, degree in degrees.items()})
 
 
 def expert_degrees_divide_the_stage(plan: Plan) -> Iterator[Problem]:
     """Expert groups tile the devices of their stage."""
-    for path, _, stage in _stages(plan):
+    for path, _, stage in visit.stages(plan):
         group, count = stage.expert_parallel * stage.expert_tensor, len(stage.devices)
         if min(stage.expert_parallel, stage.expert_tensor) >= 1 and count and count % group:
             message = f"expert_parallel x expert_tensor = {group} does not divide the stage's {count} devices"
@@ -234,9 +208,9 @@ def expert_degrees_divide_the_stage(plan: Plan) -> Iterator[Problem]:
 
 def expert_tensor_groups_stay_in_a_node(plan: Plan) -> Iterator[Problem]:
     """Expert tensor parallelism varies fastest over (replica, TP rank), and needs the node's fast links."""
-    for path, _, stage in _stages(plan):
+    for path, _, stage in visit.stages(plan):
         devices, size = stage.devices, stage.expert_tensor
-        if size < 2 or len(devices) % size or not all(map(_is_device, devices)):
+        if size < 2 or len(devices) % size or not all(map(visit.is_device, devices)):
             continue
         for start in range(0, len(devices), size):
             group = devices[start : start + size]
@@ -248,14 +222,10 @@ def expert_tensor_groups_stay_in_a_node(plan: Plan) -> Iterator[Problem]:
 
 def prediction_is_positive(plan: Plan) -> Iterator[Problem]:
     """Nothing takes no time."""
-    if plan.predicted is not None:
-        for name in ("iteration_s", "samples_per_s"):
-            value = getattr(plan.predicted, name)
-            if value <= 0:
-                yield Problem(f"$.predicted.{name}", f"must be above 0, is {value}")
-        for device, count in plan.predicted.peak_bytes.items():
-            if count < 0:
-                yield Problem(_peak(device), f"must not be negative, is {count}")
+    if (told := plan.predicted) is not None:
+        rates = {"iteration_s": told.iteration_s, "samples_per_s": told.samples_per_s}
+        yield from above_zero({f"$.predicted.{name}": value for name, value in rates.items()})
+        yield from not_negative({_peak(device): count for device, count in told.peak_bytes.items()})
 
 
 def predicted_devices_are_in_the_plan(plan: Plan) -> Iterator[Problem]:
@@ -264,65 +234,6 @@ def predicted_devices_are_in_the_plan(plan: Plan) -> Iterator[Problem]:
     for device in plan.predicted.peak_bytes if plan.predicted is not None else ():
         if device not in used:
             yield Problem(_peak(device), f"the plan does not use {device}")
-
-
-# --- against a cluster
-
-
-def devices_are_in_the_cluster(plan: Plan, cluster: Cluster) -> Iterator[Problem]:
-    """Every device of the plan exists."""
-    for path, device in _devices(plan):
-        if not _is_device(device):
-            continue
-        node = cluster.nodes_by_name.get(node_of(device))
-        if node is None:
-            known = ", ".join(list(cluster.nodes_by_name)[:8]) + (", ..." if len(cluster.nodes) > 8 else "")
-            yield Problem(path, f"the cluster has no node {said(node_of(device))}; its nodes: {known}")
-        elif index_of(device) >= node.entry.gpus:
-            yield Problem(
-                path, f"node {node.name} has {node.entry.gpus} devices, so no index {index_of(device)}"
-            )
-
-
-# --- against a model
-
-
-def model_is_the_one_planned_for(plan: Plan, model: ModelSpec) -> Iterator[Problem]:
-    """The plan was made for this model."""
-    if plan.model != model.name:
-        yield Problem("$.model", f"is {plan.model!r}, but the model is called {model.name!r}")
-
-
-def sequence_is_the_models(plan: Plan, model: ModelSpec) -> Iterator[Problem]:
-    """The sizes of the model are for this sequence length."""
-    if plan.sequence >= 1 and plan.sequence != model.sequence:
-        yield Problem("$.sequence", f"is {plan.sequence}, but the model is measured for {model.sequence}")
-
-
-def pipelines_cover_the_model(plan: Plan, model: ModelSpec) -> Iterator[Problem]:
-    """Every pipeline ends with the last block."""
-    for p, pipeline in enumerate(plan.pipelines):
-        if pipeline.stages and pipeline.stages[-1].layers[1] != len(model.blocks):
-            stop = pipeline.stages[-1].layers[1]
-            yield Problem(
-                _last_layers(plan, p), f"stops at block {stop}, but the model has {len(model.blocks)} blocks"
-            )
-
-
-def experts_exist(plan: Plan, model: ModelSpec) -> Iterator[Problem]:
-    """Expert parallelism needs experts, at least one for each of its ranks."""
-    for path, _, stage in _stages(plan):
-        start, stop = stage.layers
-        if start >= stop:
-            continue
-        counts = [block.experts for block in model.blocks[max(start, 0) : max(stop, 0)] if block.experts]
-        if max(stage.expert_parallel, stage.expert_tensor) > 1 and not counts:
-            yield Problem(
-                f"{path}.expert_parallel", f"blocks {start} to {stop - 1} have no experts; leave it out"
-            )
-        elif counts and stage.expert_parallel > min(counts):
-            message = f"is {stage.expert_parallel}, but a block of the stage has {min(counts)} experts"
-            yield Problem(f"{path}.expert_parallel", message)
 
 
 PLAN_RULES: tuple[Callable[[Plan], Iterator[Problem]], ...] = (
@@ -350,52 +261,6 @@ PLAN_RULES: tuple[Callable[[Plan], Iterator[Problem]], ...] = (
     prediction_is_positive,
     predicted_devices_are_in_the_plan,
 )
-PLAN_CLUSTER_RULES: tuple[Callable[[Plan, Cluster], Iterator[Problem]], ...] = (devices_are_in_the_cluster,)
-PLAN_MODEL_RULES: tuple[Callable[[Plan, ModelSpec], Iterator[Problem]], ...] = (
-    model_is_the_one_planned_for,
-    sequence_is_the_models,
-    pipelines_cover_the_model,
-    experts_exist,
-)
-
-
-# --- walking the plan
-
-
-def _pipelines(plan: Plan) -> Iterator[tuple[str, Pipeline]]:
-    for p, pipeline in enumerate(plan.pipelines):
-        yield f"$.pipelines[{p}]", pipeline
-
-
-def _stages(plan: Plan) -> Iterator[tuple[str, Pipeline, Stage]]:
-    for path, pipeline in _pipelines(plan):
-        for s, stage in enumerate(pipeline.stages):
-            yield f"{path}.stages[{s}]", pipeline, stage
-
-
-def _replicas(plan: Plan) -> Iterator[tuple[str, Replica]]:
-    for path, _, stage in _stages(plan):
-        for r, replica in enumerate(stage.replicas):
-            yield f"{path}.replicas[{r}]", replica
-
-
-def _devices(plan: Plan) -> Iterator[tuple[str, str]]:
-    for path, _, stage in _stages(plan):
-        yield from _devices_of(stage, path)
-
-
-def _devices_of(stage: Stage, path: str) -> Iterator[tuple[str, str]]:
-    for r, replica in enumerate(stage.replicas):
-        for d, device in enumerate(replica.devices):
-            yield f"{path}.replicas[{r}].devices[{d}]", device
-
-
-def _is_device(name: str) -> bool:
-    return _DEVICE.fullmatch(name) is not None
-
-
-def _last_layers(plan: Plan, pipeline: int) -> str:
-    return f"$.pipelines[{pipeline}].stages[{len(plan.pipelines[pipeline].stages) - 1}].layers"
 
 
 def _peak(device: str) -> str:

@@ -6,6 +6,7 @@ from typing import TypeVar
 
 from ...errors import Problem
 from ..profile import Profile
+from .bounds import above_zero, at_least, not_negative
 
 T = TypeVar("T")
 
@@ -49,9 +50,7 @@ def counts_are_positive(profile: Profile) -> Iterator[Problem]:
         counts |= {f"{path}.tp": timing.tp, f"{path}.samples": timing.samples}
     counts |= {f"{path}.tp": update.tp for path, update in _rows("updates", profile.updates)}
     counts |= {f"{path}.senders": link.senders for path, link in _rows("links", profile.links)}
-    for path, count in counts.items():
-        if count < 1:
-            yield Problem(path, f"must be at least 1, is {count}")
+    yield from at_least(1, counts)
 
 
 def times_are_positive(profile: Profile) -> Iterator[Problem]:
@@ -61,9 +60,7 @@ def times_are_positive(profile: Profile) -> Iterator[Problem]:
         seconds |= {f"{path}.forward_s": timing.forward_s, f"{path}.backward_s": timing.backward_s}
     for path, link in _rows("links", profile.links):
         seconds |= {f"{path}.points[{i}].seconds": point.seconds for i, point in enumerate(link.points)}
-    for path, value in seconds.items():
-        if value <= 0:
-            yield Problem(path, f"must be above 0, is {value}; leave out what was not measured")
+    yield from above_zero(seconds, "; leave out what was not measured")
 
 
 def fixed_costs_are_not_negative(profile: Profile) -> Iterator[Problem]:
@@ -75,9 +72,7 @@ def fixed_costs_are_not_negative(profile: Profile) -> Iterator[Problem]:
         values[f"{path}.activation_bytes"] = timing.activation_bytes
     for path, link in _rows("links", profile.links):
         values |= {f"{path}.points[{i}].bytes": point.bytes for i, point in enumerate(link.points)}
-    for path, value in values.items():
-        if value is not None and value < 0:
-            yield Problem(path, f"must not be negative, is {value}")
+    yield from not_negative(values)
 
 
 def links_have_ascending_points(profile: Profile) -> Iterator[Problem]:
