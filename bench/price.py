@@ -12,7 +12,7 @@ from itertools import combinations
 from pathlib import Path
 from statistics import fmean, median
 
-from arachne_runtime.errors import NotMeasuredError
+from arachne_runtime.errors import NotMeasuredError, UsageError
 from planner.cost.actors import Seat, Seats, seats_of
 from planner.cost.price import peaks_of, simulate
 
@@ -149,7 +149,11 @@ def main() -> int:
     own, rest = parser.parse_known_args(sys.argv[1:])
     if "--help" in rest or "-h" in rest:
         print("--runs DIR: measured runs to compare with, in place of those carried along\n")
-    runs = carried_runs() if own.runs is None else runs_in(own.runs)
+    try:
+        runs = carried_runs() if own.runs is None else runs_in(own.runs)
+    except UsageError as error:
+        print(error, file=sys.stderr)
+        return 2
     return run_bench("price", lambda options: measure(options, runs), rest)
 
 

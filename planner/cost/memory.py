@@ -94,8 +94,7 @@ def stage_memory(
     """Memory of a device of a replica that takes ``samples`` and has ``held`` micro-batches in flight.
 
     ``width``: the stage's replicas, among which ZeRO divides. ``deferred``: how many more micro-batches were
-    computed again (zero-bubble, with recomputation). All but ``device``, ``tp`` and ``samples`` may be arrays
-    that broadcast: the figures are then arrays.
+    computed again (``schedule.deferred``). All but ``device``, ``tp`` and ``samples`` may be arrays.
     """
     sizes = tables.model.bytes_per_parameter
     held_of = _Parameters.of(tables, start, stop, tp, width, expert_parallel * expert_tensor)
@@ -103,13 +102,13 @@ def stage_memory(
     leaving = tables.at(tables.output_bytes, stop - 1) * samples
     whole = tables.activations(start, stop, device, tp, samples)
     gradients = held_of.sharded(zero, 2) * sizes.gradient
+    kept = _where(recompute, held * entering + (1 + deferred) * whole, held * whole)
     routed = tables.largest(tables.routed_by_kind, start, stop) * samples / tp
     return StageMemory(
         weights=(held_of.sharded(zero, 3) + _where(zero >= 3, GATHERED * held_of.largest, 0)) * sizes.weight,
         gradients=gradients,
         optimizer=held_of.sharded(zero, 1) * sizes.optimizer,
-        activations=_where(recompute, held * entering + (1 + deferred) * whole, held * whole)
-        + held * leaving,
+        activations=kept + held * leaving,
         buffers=_buffers(entering * _where(start > 0, 1, 0), leaving)
         + _where(expert_parallel * expert_tensor > 1, 2 * routed, 0),
         backward=BACKWARD_OF_KEPT * tables.largest_activations(start, stop, device, tp, samples),
