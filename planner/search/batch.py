@@ -36,7 +36,7 @@ class Templates:
         table = np.zeros((len(lines), size, 3), np.int64)
         table[:, :, 1] = 1
         for k, (stages, _, _) in enumerate(lines):
-            table[k, : len(stages)] = stages
+            table[k, : len(stages)] = np.reshape(stages, (len(stages), 3))
         return cls(
             table[:, :, 0],
             table[:, :, 1],

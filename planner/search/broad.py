@@ -15,13 +15,16 @@ from .judge import Judge
 from .moves import Line, lines_of, neighbours
 from .pack import pack
 from .propose import Source
-from .score import longest_iteration_s
+from .score import values_of
 from .supply import Supply, use_of
 
 Ints = NDArray[np.int64]
 
-MOST_TEMPLATES = 3000
-"""Templates completed at the start: some 0.15 s of one core at 128 devices."""
+MOST_TEMPLATES = 2400
+"""Templates completed at the start: some 0.1 s of one core at 128 devices."""
+
+MOST_PACKED = 800
+"""Best columns that the packing chooses from."""
 
 PRICED_FIRST, PRICED_EACH = 8, 3
 """Best columns that are priced at the start, and after each round of moves."""
@@ -82,7 +85,7 @@ class Broad:
         """Mixtures of unlike pipelines, where devices are left over or pools differ."""
         if self.columns is None or self.request.objective is Objective.COST:
             return
-        order = self._order()[:MOST_TEMPLATES]
+        order = self._order()[:MOST_PACKED]
         best_s = float(self.columns.seconds[order[0]])
         single, packings = pack(self.completion, self.columns.take(order), best_s)
         for packing in packings[:PRICED_EACH]:
@@ -138,18 +141,9 @@ class Broad:
         return np.argsort(self._values(), kind="stable")
 
     def _values(self) -> NDArray[np.float64]:
-        """The objective of each column; those that miss a limit far behind."""
-        columns, request = self.columns, self.request
-        assert columns is not None
-        seconds, hourly = columns.seconds, columns.price_per_hour
-        value = seconds * hourly if request.objective is Objective.COST else seconds
-        far = 1e6 * float(value.max(initial=1.0))
-        if request.max_price_per_hour is not None:
-            value = value + far * np.maximum(0.0, hourly / request.max_price_per_hour - 1)
-        longest = longest_iteration_s(request)
-        if longest is not None:
-            value = value + far * np.maximum(0.0, seconds / longest - 1)
-        return value
+        """The objective of each column."""
+        assert self.columns is not None
+        return values_of(self.columns.seconds, self.columns.price_per_hour, self.request)
 
     def _key(self, k: int) -> float:
         return float(self._values()[k])

@@ -244,19 +244,20 @@ class Completion:
         """Whether two neighbour stages share a node, and replicas of either's node that send at once."""
         node = np.array([pool.node_size for pool in self.supply.pools])[t.pool]
         room = np.maximum(1, node // t.tp)
-        alike = t.pool[:, :-1] == t.pool[:, 1:]
-        if by_stage:
-            replicas = t.width * t.copies[:, None]
-            inside = alike & (replicas[:, :-1] + replicas[:, 1:] <= room[:, :-1])
-            seats = np.minimum(room, replicas)
-            return inside, seats[:, :-1], seats[:, 1:]
-        ends = np.zeros_like(t.width)
+        side_by_side = t.copies[:, None] if by_stage else np.ones_like(t.copies[:, None])
+        devices = t.tp * t.width * side_by_side
+        start = np.zeros_like(devices)
         for pool in range(len(self.supply.pools)):
-            here = t.pool == pool
-            ends = np.where(here, np.cumsum(np.where(here, t.tp * t.width, 0), axis=1), ends)
-        inside = alike & ((ends[:, :-1] - 1) // node[:, :-1] == (ends[:, 1:] - 1) // node[:, 1:])
-        beside = np.maximum(1, node // np.maximum(1, _devices_of_own_pool(t)))
-        seats = np.minimum(room, t.width * np.minimum(beside, t.copies[:, None]))
+            own = np.where(t.pool == pool, devices, 0)
+            start = np.where(t.pool == pool, np.cumsum(own, axis=1) - own, start)
+        inside = t.pool[:, :-1] == t.pool[:, 1:]
+        inside &= start[:, :-1] // node[:, :-1] == (start + devices - 1)[:, 1:] // node[:, 1:]
+        if by_stage:
+            seats = np.minimum(room, t.width * t.copies[:, None])
+            return inside, seats[:, :-1], seats[:, 1:]
+        each = np.maximum(1, _devices_of_own_pool(t))
+        inside &= ((each % node == 0) | (node % each == 0))[:, :-1]
+        seats = np.minimum(room, t.width * np.minimum(np.maximum(1, node // each), t.copies[:, None]))
         return inside, seats[:, :-1], seats[:, 1:]
 
     def _sync(self, templates: Templates, bounds: Ints, by_stage: bool) -> Floats:

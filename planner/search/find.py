@@ -148,7 +148,7 @@ class _Search:
         for each in broad:
             each.climb()
             each.pack()
-        proven = is_small(request) and self._prove()
+        proven = judge.time_budget_s is not None and is_small(request) and self._prove()
         if not proven:
             self._climb_on()
         return proven

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from .batch import Templates
 from .columns import Completion
+from .score import values_of
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -47,6 +48,8 @@ class _Runs:
     """Micro-batches a second of the whole model if blocks were sand."""
     room: Floats
     """Part of the whole model that fits into the run."""
+    price: Floats
+    """Of its devices for an hour."""
 
 
 class Enumeration:
@@ -106,7 +109,8 @@ def _ranked(completion: Completion, copies: int, size: int) -> tuple[Floats, Int
         pace = np.where(good, (1 + GRANULARITY * depth / length) / speed, np.inf)
     count = -(-completion.request.global_batch // (copies * size))
     seconds = np.maximum(1, count - 1 + depth) * pace + _sync(completion, runs, speed, copies, good)
-    flat = seconds.ravel()
+    hourly = copies * _outer(np.add, [r.price for r in runs])
+    flat = values_of(seconds, hourly, completion.request).ravel()
     best = np.argpartition(flat, min(KEPT_EACH, len(flat) - 1))[:KEPT_EACH]
     best = best[np.isfinite(flat[best])]
     index = np.unravel_index(best, seconds.shape)
@@ -149,7 +153,8 @@ def _runs_of(completion: Completion, pool: int, copies: int, size: int, most: in
     some = [by_speed[tp[by_speed] == t][:2] for t in np.unique(tp[by_speed])]
     kept = list(dict.fromkeys([*(int(i) for part in some for i in part), *(int(i) for i in by_speed)]))
     index = np.array([0, *kept[: most - 1]], np.int64)
-    return _Runs(tp[index], width[index], depth[index], speed[index], room[index])
+    price = np.asarray(completion.supply.pools[pool].price_per_hour * tp * width * depth, float)
+    return _Runs(tp[index], width[index], depth[index], speed[index], room[index], price[index])
 
 
 def _ways(completion: Completion, pool: int, copies: int, size: int) -> Iterator[tuple[int, int, int]]:

@@ -2,6 +2,9 @@
 
 from dataclasses import dataclass
 
+import numpy as np
+from numpy.typing import NDArray
+
 from arachne_runtime.plan.plan import Plan
 from arachne_runtime.units import Seconds, format_seconds, significant
 
@@ -10,6 +13,8 @@ from ..cost.money import HOUR_S
 from ..request import Objective, Request
 from .migrate import change_factor
 from .money import price_per_hour
+
+Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -43,6 +48,19 @@ def _excess(iteration_s: Seconds, hourly: float, request: Request) -> float:
     if (longest := longest_iteration_s(request)) is not None:
         over = max(over, iteration_s / longest - 1)
     return over
+
+
+def values_of(seconds: Floats, hourly: Floats, request: Request) -> Floats:
+    """The objective of many closed forms, with the devices' prices only; far off where a limit is missed."""
+    value = seconds * hourly if request.objective is Objective.COST else seconds
+    finite = value[np.isfinite(value)]
+    far = 1e6 * float(finite.max(initial=1.0))
+    if request.max_price_per_hour is not None:
+        value = value + far * np.maximum(0.0, hourly / request.max_price_per_hour - 1)
+    longest = longest_iteration_s(request)
+    if longest is not None:
+        value = value + far * np.maximum(0.0, seconds / longest - 1)
+    return value
 
 
 def longest_iteration_s(request: Request) -> Seconds | None:

@@ -1,0 +1,265 @@
+"""The search over templates: exact cuts, closed forms near the price, packings of odd devices, placement."""
+
+from itertools import combinations
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from arachne_runtime.plan.cluster import Cluster, Network, NodeEntry, node_of
+from arachne_runtime.plan.plan import ScheduleKind
+from arachne_runtime.plan.rules import check_plan
+from planner import catalog
+from planner.cost import Estimate, price
+from planner.request import Request
+from planner.search import Enumeration, find_plan
+from planner.search.assemble import alike, even_takes, plan_of
+from planner.search.batch import Templates
+from planner.search.columns import Completion
+from planner.search.held import Held, Option
+from planner.search.min_max import Stages, min_max_cuts
+from planner.search.moves import neighbours
+from planner.search.pack import pack
+from planner.search.supply import Supply, use_of
+
+
+def request_of(*nodes, model="opt-350m", global_batch=64, inter=12.5, **more):
+    """``nodes``: (name, device, gpus, count)."""
+    entries = tuple(NodeEntry(name=n, device=d, gpus=g, count=c) for n, d, g, c in nodes)
+    return Request(
+        cluster=Cluster(node=entries, network=Network(inter_GBps=inter)),
+        model=catalog.model(model),
+        profile=catalog.profile_for(catalog.model(model), list(dict.fromkeys(d for _, d, _, _ in nodes))),
+        global_batch=global_batch,
+        **more,
+    )
+
+
+MIXED = (("a", "A100-40", 4, 2), ("v", "V100-16", 4, 2))
+
+
+def completion_of(request, kind=ScheduleKind.ONE_F_ONE_B):
+    return Completion(request, Supply.of(request), kind)
+
+
+# --- cuts
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.randoms(use_true_random=False))
+def test_cuts_are_those_of_all_cuts(rng):
+    """Random speeds and memories of up to four stages, against every cut there is."""
+    length, rows = rng.randint(2, 7), 3
+    times = np.array([[0.0, *np.cumsum([rng.uniform(0.1, 2) for _ in range(length)])] for _ in range(rows)])
+    again = times * 1.4
+    stops, stops_again = [], []
+    for _ in range(rows):
+        plain = np.minimum(
+            length, np.arange(length + 1) + [rng.randint(0, length) for _ in range(length + 1)]
+        )
+        plain = np.maximum.accumulate(plain)
+        stops.append(plain)
+        stops_again.append(np.minimum(length, plain + rng.randint(0, 2)))
+    depth = rng.randint(1, min(4, length))
+    row = np.array([[rng.randrange(rows) for _ in range(4)]])
+    stages = Stages(
+        row=row,
+        reach=row,
+        depth=np.array([depth]),
+        times=times,
+        again=again,
+        stops=np.array(stops),
+        stops_again=np.array(stops_again),
+    )
+    found = min_max_cuts(stages)
+
+    def stage_s(r, i, j):
+        if stops[r][i] >= j:
+            return times[r][j] - times[r][i]
+        return again[r][j] - again[r][i] if stops_again[r][i] >= j else np.inf
+
+    cuts = [(0, *c, length) for c in combinations(range(1, length), depth - 1)]
+    best = min(max(stage_s(row[0, s], c[s], c[s + 1]) for s in range(depth)) for c in cuts)
+    assert found.slowest_s[0] == pytest.approx(best)
+    if np.isfinite(best):
+        bounds = found.bounds[0]
+        own = max(stage_s(row[0, s], bounds[s], bounds[s + 1]) for s in range(depth))
+        assert own == pytest.approx(best)
+
+
+def test_what_fits_in_flight_is_what_the_price_lets_through():
+    request = request_of(*MIXED)
+    held, options = Held(request.tables), (Option(False, 0), Option(True, 0), Option(False, 1))
+    node = request.fleet.node("v-0")
+    room = node.memory_bytes - node.device.reserve_bytes
+    tables = held.most(options, device="V100-16", tp=1, samples=2, room_bytes=room, width=2)
+    from planner.cost import stage_memory
+
+    for option, table in zip(options, tables, strict=True):
+        for start, stop in ((0, 1), (0, 4), (3, 9), (20, 26)):
+            peaks = [
+                stage_memory(
+                    request.tables,
+                    start=start,
+                    stop=stop,
+                    device="V100-16",
+                    tp=1,
+                    samples=2,
+                    held=n,
+                    recompute=option.recompute,
+                    zero=option.zero,
+                    width=2,
+                ).total
+                for n in range(64)
+            ]
+            assert min(table[start, stop], 63) == sum(peak <= room for peak in peaks) - (peaks[0] <= room)
+
+
+# --- closed forms
+
+
+@pytest.mark.parametrize("nodes", [MIXED, (("a", "A100-40", 4, 4), ("h", "H100", 8, 2))])
+def test_the_closed_form_is_near_the_price(nodes):
+    request = request_of(*nodes, model="opt-350m", global_batch=256)
+    completion = completion_of(request)
+    columns = completion.columns(Enumeration().templates(completion, 600))
+    ratios = []
+    for k in np.argsort(columns.seconds, kind="stable")[:40]:
+        part = alike(columns, int(k), request.global_batch)
+        plan = plan_of(completion, [part], by_stage=bool(columns.by_stage[k]))
+        outcome = price(plan, request)
+        assert isinstance(outcome, Estimate)
+        ratios.append(outcome.iteration_s / columns.seconds[k])
+    assert np.median(ratios) == pytest.approx(1.0, abs=0.02)
+    assert min(ratios) > 0.9
+    assert max(ratios) < 1.2
+
+
+# --- numbers
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.integers(1, 9), st.integers(1, 12), st.integers(1, 400), st.integers(1, 12))
+def test_takes_make_the_global_batch(copies, size, samples, least):
+    takes = even_takes(copies, size, samples, least)
+    if takes is not None:
+        assert len(takes) == copies
+        assert sum(count * each for count, each in takes) == samples
+        assert all(count >= 1 and each >= min(least, size) for count, each in takes)
+    else:
+        assert samples // size < copies or samples % size
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.integers(1, 9), min_size=1, max_size=5), st.lists(st.sampled_from([1, 2, 4]), max_size=9))
+def test_the_limits_are_exact_for_powers_of_two(sizes, groups):
+    """Groups keep to the limits just when a first-fit of the largest first seats them all."""
+    nodes = [(f"n{i}", "A100-40", size, 1) for i, size in enumerate(sizes)]
+    request = request_of(*nodes)
+    supply = Supply.of(request)
+    (pool,) = supply.pools
+    groups = [g for g in groups if g in pool.degrees]
+    line = Templates.of([([(0, tp, 1) for tp in groups], 1, 1)])
+    use = use_of(supply.limits, line.pool, line.tp, line.width)[0]
+    fits = all(u <= limit.places for u, limit in zip(use, supply.limits, strict=True))
+    free = list(sizes)
+    seated = True
+    for tp in sorted(groups, reverse=True):
+        at = next((i for i, n in enumerate(free) if n >= tp), None)
+        seated = seated and at is not None
+        if at is not None:
+            free[at] -= tp
+    assert fits == seated
+
+
+def test_moves_change_one_thing_and_come_back():
+    line = (((0, 1, 2), (0, 1, 2), (1, 2, 1)), 4, 8)
+    found = set(neighbours(line, (1, 2, 4), 2))
+    assert line not in found or len(found) > 30
+    assert (((1, 2, 1), (0, 1, 2), (0, 1, 2)), 4, 8) in found  # swapped
+    assert (((0, 1, 2), (1, 2, 1)), 4, 8) in found  # a stage less
+    assert (((0, 2, 1), (0, 2, 1), (1, 2, 1)), 4, 8) in found  # TP for width
+    assert (((0, 1, 4), (0, 1, 4), (1, 2, 2)), 2, 16) in found  # width for copies
+
+
+# --- packing
+
+
+def test_odd_nodes_are_packed_with_unlike_pipelines():
+    """Seven devices that no single template divides: two unlike pipelines beat leaving some idle."""
+    request = request_of(("a", "A100-40", 4, 1), ("b", "A100-40", 3, 1), model="opt-1.3b", global_batch=48)
+    found = find_plan(request, evaluations=60, peers=())
+    assert found.idle == ()
+    assert sum(p.micro_batches * p.micro_batch for p in found.plan.pipelines) == 48
+    assert check_plan(found.plan, cluster=request.cluster, model=request.model) == ()
+
+
+def test_a_packing_keeps_to_devices_and_batch():
+    request = request_of(
+        ("a", "A100-40", 4, 1), ("a1", "A100-40", 1, 3), ("v", "V100-16", 4, 2), global_batch=97
+    )
+    completion = completion_of(request)
+    columns = completion.columns(Enumeration().templates(completion, 400))
+    single, packings = pack(completion, columns, 2 * float(columns.seconds.min()))
+    assert packings
+    for packing in packings:
+        assert sum(n * b for _, takes in packing.columns for n, b in takes) == 97
+        use = sum(
+            len(takes)
+            * use_of(
+                completion.supply.limits,
+                single.templates.pool[[k]],
+                single.templates.tp[[k]],
+                single.templates.width[[k]],
+            )[0]
+            for k, takes in packing.columns
+        )
+        assert (use <= [limit.places for limit in completion.supply.limits]).all()
+    assert packings[0].seconds == min(p.seconds for p in packings)
+
+
+def test_devices_that_do_not_pay_stay_idle():
+    """A device a hundred times slower than the rest only holds them up."""
+    request = request_of(("a", "A100-40", 4, 1), ("v", "V100-16", 1, 1), global_batch=16)
+    timings = tuple(
+        msgspec.structs.replace(t, forward_s=100 * t.forward_s, backward_s=100 * t.backward_s)
+        if t.device == "V100-16"
+        else t
+        for t in request.profile.timings
+    )
+    slow = msgspec.structs.replace(request.profile, timings=timings)
+    found = find_plan(
+        Request(cluster=request.cluster, model=request.model, profile=slow, global_batch=16),
+        evaluations=30,
+        peers=(),
+    )
+    assert found.idle == ("v:0",)
+
+
+def test_tensor_parallel_groups_stay_in_nodes_of_any_size():
+    request = request_of(
+        ("a", "A100-40", 8, 1),
+        ("b", "A100-40", 4, 2),
+        ("c", "A100-40", 1, 3),
+        model="llama-3-8b",
+        global_batch=64,
+    )
+    found = find_plan(request, evaluations=40, peers=())
+    for pipeline in found.plan.pipelines:
+        for stage in pipeline.stages:
+            for replica in stage.replicas:
+                assert len({node_of(device) for device in replica.devices}) == 1
+    assert check_plan(found.plan, cluster=request.cluster, model=request.model) == ()
+
+
+def test_zero_makes_room_where_it_may():
+    """What ZeRO may do is the request's to say; with it no plan is slower."""
+    nodes = (("v", "V100-16", 4, 1),)
+    tight = request_of(*nodes, model="opt-1.3b", global_batch=16, max_zero=1)
+    plans = [find_plan(tight, evaluations=40, peers=())]
+    assert any(stage.zero == 1 for found in plans for p in found.plan.pipelines for stage in p.stages)
+    without = find_plan(request_of(*nodes, model="opt-1.3b", global_batch=16), evaluations=40, peers=())
+    assert all(stage.zero == 0 for p in without.plan.pipelines for stage in p.stages)
+    assert plans[0].estimate.iteration_s <= without.estimate.iteration_s * 1.001
