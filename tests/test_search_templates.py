@@ -161,7 +161,7 @@ def test_the_limits_are_exact_for_powers_of_two(sizes, groups):
     supply = Supply.of(request)
     (pool,) = supply.pools
     groups = [g for g in groups if g in pool.degrees]
-    line = Templates.of([([(0, tp, 1) for tp in groups], 1, 1)])
+    line = Templates.of([([(0, tp, 1, 1) for tp in groups], 1, 1)])
     use = use_of(supply.limits, line.pool, line.tp, line.width)[0]
     fits = all(u <= limit.places for u, limit in zip(use, supply.limits, strict=True))
     free = list(sizes)
@@ -175,13 +175,13 @@ def test_the_limits_are_exact_for_powers_of_two(sizes, groups):
 
 
 def test_moves_change_one_thing_and_come_back():
-    line = (((0, 1, 2), (0, 1, 2), (1, 2, 1)), 4, 8)
+    line = (((0, 1, 2, 1), (0, 1, 2, 1), (1, 2, 1, 1)), 4, 8)
     found = set(neighbours(line, (1, 2, 4), 2))
     assert line not in found or len(found) > 30
-    assert (((1, 2, 1), (0, 1, 2), (0, 1, 2)), 4, 8) in found  # swapped
-    assert (((0, 1, 2), (1, 2, 1)), 4, 8) in found  # a stage less
-    assert (((0, 2, 1), (0, 2, 1), (1, 2, 1)), 4, 8) in found  # TP for width
-    assert (((0, 1, 4), (0, 1, 4), (1, 2, 2)), 2, 16) in found  # width for copies
+    assert (((1, 2, 1, 1), (0, 1, 2, 1), (0, 1, 2, 1)), 4, 8) in found  # swapped
+    assert (((0, 1, 2, 1), (1, 2, 1, 1)), 4, 8) in found  # a stage less
+    assert (((0, 2, 1, 1), (0, 2, 1, 1), (1, 2, 1, 1)), 4, 8) in found  # TP for width
+    assert (((0, 1, 4, 1), (0, 1, 4, 1), (1, 2, 2, 1)), 2, 16) in found  # width for copies
 
 
 # --- packing

@@ -3,13 +3,15 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from arachne_runtime.plan.cluster import node_of
 from arachne_runtime.plan.plan import Pipeline, Plan, Replica, Stage
 from arachne_runtime.plan.shares import largest_remainder
 
 from ..cost import in_flight
+from ..cost.experts import expert_tilings
 from .batch import StagePlan, pipeline_of
 from .columns import Columns, Completion
-from .place import PipelineSeats, place
+from .place import PipelineSeats, StageSeats, place
 from .template import Template
 
 
@@ -99,6 +101,18 @@ def plan_of(completion: Completion, parts: Sequence[Part], *, by_stage: bool) ->
     )
 
 
+def _tiling(completion: Completion, tile: int, seated: StageSeats) -> tuple[int, int]:
+    """(EP, ETP) of a tile: as much EP as the experts divide into, ETP within nodes."""
+    if tile == 1:
+        return 1, 1
+    experts = max(block.experts for block in completion.request.model.blocks)
+    homes = [node_of(device) for seat in seated for device in seat]
+    options = list(expert_tilings(homes, experts))
+    exact = [option for option in options if option[0] * option[1] == tile]
+    larger = [option for option in options if option[0] * option[1] > tile]
+    return max(exact) if exact else min(larger, default=(1, 1), key=lambda o: (o[0] * o[1], -o[0]))
+
+
 def _pipeline(
     completion: Completion, part: Part, take: tuple[int, int], seats: PipelineSeats
 ) -> Pipeline | None:
@@ -111,11 +125,14 @@ def _pipeline(
         if option is None:
             return None
         shares = largest_remainder(size, [1] * len(seated))
+        parallel, tensor = _tiling(completion, stage[3], seated)
         stages.append(
             Stage(
                 layers=(start, stop),
                 recompute=option.recompute,
                 zero=option.zero,
+                expert_parallel=parallel,
+                expert_tensor=tensor,
                 replicas=tuple(Replica(devices=d, share=n) for d, n in zip(seated, shares, strict=True)),
             )
         )

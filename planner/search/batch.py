@@ -10,8 +10,8 @@ from .template import Group, PipelineTemplate, StageTemplate
 
 Ints = NDArray[np.int64]
 
-StagePlan = tuple[int, int, int]
-"""Pool, TP degree, width of one stage."""
+StagePlan = tuple[int, int, int, int]
+"""Pool, TP degree, width of one stage, and devices that together hold its experts once (EP x ETP)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +24,8 @@ class Templates:
     """``[K, S]``"""
     width: Ints
     """``[K, S]``"""
+    tile: Ints
+    """``[K, S]``: EP x ETP; 1 for dense models."""
     copies: Ints
     """``[K]``: pipelines side by side."""
     micro_batch: Ints
@@ -33,14 +35,15 @@ class Templates:
     def of(cls, lines: Sequence[tuple[Sequence[StagePlan], int, int]]) -> "Templates":
         """From (stages, copies, micro-batch) of each."""
         size = max((len(stages) for stages, _, _ in lines), default=1)
-        table = np.zeros((len(lines), size, 3), np.int64)
-        table[:, :, 1] = 1
+        table = np.zeros((len(lines), size, 4), np.int64)
+        table[:, :, 1] = table[:, :, 3] = 1
         for k, (stages, _, _) in enumerate(lines):
-            table[k, : len(stages)] = np.reshape(stages, (len(stages), 3))
+            table[k, : len(stages)] = np.reshape(stages, (len(stages), 4))
         return cls(
             table[:, :, 0],
             table[:, :, 1],
             table[:, :, 2],
+            table[:, :, 3],
             np.array([n for _, n, _ in lines], np.int64),
             np.array([b for _, _, b in lines], np.int64),
         )
@@ -72,13 +75,14 @@ class Templates:
     def stages(self, k: int) -> tuple[StagePlan, ...]:
         """The stages of one template as plain numbers."""
         depth = int((self.width[k] > 0).sum())
-        rows = zip(self.pool[k, :depth], self.tp[k, :depth], self.width[k, :depth], strict=True)
-        return tuple((int(p), int(t), int(w)) for p, t, w in rows)
+        rows = (field[k, :depth].tolist() for field in (self.pool, self.tp, self.width, self.tile))
+        return tuple(zip(*rows, strict=True))
 
     def distinct(self) -> "Templates":
         """Each once, the first of equals, order kept."""
         rows = np.concatenate(
-            [self.pool, self.tp, self.width, self.copies[:, None], self.micro_batch[:, None]], axis=1
+            [self.pool, self.tp, self.width, self.tile, self.copies[:, None], self.micro_batch[:, None]],
+            axis=1,
         )
         _, first = np.unique(rows, axis=0, return_index=True)
         return self.take(np.sort(first))
@@ -86,11 +90,11 @@ class Templates:
 
 def pipeline_of(stages: Sequence[StagePlan]) -> PipelineTemplate:
     """As a template for ``planner.search.place``."""
-    return PipelineTemplate(tuple(StageTemplate((Group(p, t, w),)) for p, t, w in stages))
+    return PipelineTemplate(tuple(StageTemplate((Group(p, t, w),)) for p, t, w, _ in stages))
 
 
 def _padded(array: Ints, size: int, name: str) -> Ints:
     if array.ndim == 1 or array.shape[1] == size:
         return array
-    fill = 1 if name == "tp" else 0
+    fill = 1 if name in ("tp", "tile") else 0
     return np.pad(array, ((0, 0), (0, size - array.shape[1])), constant_values=fill)

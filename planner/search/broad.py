@@ -46,6 +46,7 @@ class Broad:
         self.supply = supply
         self.sources = sources
         self.completion = Completion(self.request, supply, kind)
+        self.experts = any(block.experts for block in self.request.model.blocks)
         self.columns: Columns | None = None
         self._seen: set[Line] = set()
         self._priced: set[Line] = set()
@@ -73,7 +74,9 @@ class Broad:
             lines = [
                 line
                 for k in self._order()[:BEAM]
-                for line in neighbours(self._line(k), self.supply.degrees, len(self.supply.pools))
+                for line in neighbours(
+                    self._line(k), self.supply.degrees, len(self.supply.pools), experts=self.experts
+                )
             ]
             if not self._add(self._possible(lines)):
                 return
@@ -126,7 +129,7 @@ class Broad:
             stages, copies, size = line
             if line not in self._seen and stages and copies >= 1 and 1 <= size <= most:
                 self._seen.add(line)
-                if copies * size <= request.global_batch and max(w for _, _, w in stages) <= size:
+                if copies * size <= request.global_batch and max(w for _, _, w, _ in stages) <= size:
                     fresh.append(line)
         templates = Templates.of(fresh)
         limits = self.supply.limits

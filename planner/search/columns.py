@@ -78,8 +78,8 @@ class Completion:
         self.request = request
         self.supply = supply
         self.kind = kind
-        self.rows = Rows(request, supply)
         self.network = Network(request, supply)
+        self.rows = Rows(request, supply, self.network)
         self._updates: dict[tuple[int, int], Floats] = {}
 
     def columns(self, templates: Templates) -> Columns | None:
@@ -88,7 +88,7 @@ class Completion:
         if not len(templates):
             return None
         share = _shares(templates)
-        row = self.rows.of(templates.pool, templates.tp, share, templates.width)
+        row = self.rows.of(templates.pool, templates.tp, share, templates.width, templates.tile)
         counts = self.counts(templates)
         held = self._held(templates.depth, counts, row.shape[1])
         reach, stops, stops_again = self._reaches(np.maximum(row, 0), held)
@@ -122,7 +122,7 @@ class Completion:
     def _measured(self, templates: Templates) -> Templates:
         if not len(templates):
             return templates
-        row = self.rows.of(templates.pool, templates.tp, _shares(templates), templates.width)
+        row = self.rows.of(templates.pool, templates.tp, _shares(templates), templates.width, templates.tile)
         return templates.take(((row >= 0) == (templates.width > 0)).all(axis=1))
 
     def _held(self, depth: Ints, counts: Ints, size: int) -> Ints:

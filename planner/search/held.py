@@ -57,9 +57,20 @@ class Held:
         self._starts, self._stops = starts[chosen], stops[chosen]
 
     def most(
-        self, options: Sequence[Option], *, device: str, tp: int, samples: int, room_bytes: Bytes, width: int
+        self,
+        options: Sequence[Option],
+        *,
+        device: str,
+        tp: int,
+        samples: int,
+        room_bytes: Bytes,
+        width: int,
+        tile: int = 1,
     ) -> list[Ints]:
-        """One table for each option. ``room_bytes``: memory of the device without the reserve."""
+        """One table for each option.
+
+        ``room_bytes``: memory of the device without the reserve; ``tile``: EP x ETP.
+        """
         recompute = np.array([o.recompute for o in options])[:, None]
         zero = np.array([o.zero for o in options])[:, None]
 
@@ -75,6 +86,7 @@ class Held:
                 recompute=recompute,
                 zero=zero,
                 width=width,
+                expert_parallel=tile,
             )
             return np.asarray(memory.totals, float)
 

@@ -11,13 +11,13 @@ _Run = tuple[StagePlan, int]
 """Alike neighbours, and how many."""
 
 
-def neighbours(line: Line, degrees: Sequence[int], pools: int) -> Iterator[Line]:
-    """Every template that one move makes; some may not fit."""
+def neighbours(line: Line, degrees: Sequence[int], pools: int, *, experts: bool = False) -> Iterator[Line]:
+    """Every template that one move makes; some may not fit. ``experts``: whether their tilings move too."""
     stages, copies, size = line
     yield from _number_moves(line)
     runs = _runs(stages)
     for at, run in enumerate(runs):
-        for changed in _run_moves(run, degrees):
+        for changed in _run_moves(run, degrees, experts):
             yield _joined([*runs[:at], *changed, *runs[at + 1 :]]), copies, size
         for other in range(len(runs)):
             if other != at and run[1] > 1:
@@ -46,9 +46,10 @@ def _number_moves(line: Line) -> Iterator[Line]:
         yield stages, copies, other
     for number in (copies + 1, copies - 1):
         yield stages, number, size
-    yield tuple((p, t, 2 * w) for p, t, w in stages), copies // 2, 2 * size
-    if all(w % 2 == 0 for _, _, w in stages):
-        yield tuple((p, t, w // 2) for p, t, w in stages), 2 * copies, max(1, size // 2)
+    yield tuple((p, t, 2 * w, e) for p, t, w, e in stages), copies // 2, 2 * size
+    if all(w % 2 == 0 for _, _, w, _ in stages):
+        halves = tuple((p, t, w // 2, _tile(e, t * w // 2)) for p, t, w, e in stages)
+        yield halves, 2 * copies, max(1, size // 2)
 
 
 def _runs(stages: Sequence[StagePlan]) -> list[_Run]:
@@ -65,32 +66,40 @@ def _joined(runs: Sequence[_Run]) -> tuple[StagePlan, ...]:
     return tuple(stage for stage, number in runs for _ in range(number))
 
 
-def _run_moves(run: _Run, degrees: Sequence[int]) -> Iterator[list[_Run]]:
+def _run_moves(run: _Run, degrees: Sequence[int], experts: bool) -> Iterator[list[_Run]]:
     """Of a whole run, or of its first or last stage alone."""
-    (pool, tp, width), number = run
-    yield [((pool, tp, width), number + 1)]
-    yield [((pool, tp, width), number - 1)]
-    for stage in _shapes((pool, tp, width), degrees):
+    own, number = run
+    yield [(own, number + 1)]
+    yield [(own, number - 1)]
+    for stage in _shapes(own, degrees, experts):
         yield [(stage, number)]
-        devices = tp * width * number
+        devices = own[1] * own[2] * number
         alike = devices // (stage[1] * stage[2])
         if alike != number:
             yield [(stage, alike)]
         if number > 1:
-            yield [(stage, 1), ((pool, tp, width), number - 1)]
-            yield [((pool, tp, width), number - 1), (stage, 1)]
-            yield [(stage, 1), ((pool, tp, width), number - 2)]
-            yield [((pool, tp, width), number - 2), (stage, 1)]
+            yield [(stage, 1), (own, number - 1)]
+            yield [(own, number - 1), (stage, 1)]
+            yield [(stage, 1), (own, number - 2)]
+            yield [(own, number - 2), (stage, 1)]
 
 
-def _shapes(stage: StagePlan, degrees: Sequence[int]) -> Iterator[StagePlan]:
-    """Another width or TP degree, with as many devices or not."""
-    pool, tp, width = stage
+def _shapes(stage: StagePlan, degrees: Sequence[int], experts: bool) -> Iterator[StagePlan]:
+    """Another width, TP degree or tiling of experts, with as many devices or not."""
+    pool, tp, width, tile = stage
     found = [(pool, tp, w) for w in (width + 1, width - 1, 2 * width, width // 2)]
     for degree in degrees:
         if degree != tp:
             found += [(pool, degree, width), (pool, degree, max(1, tp * width // degree))]
-    return (s for s in dict.fromkeys(found) if s[2] >= 1)
+    shapes = [(p, t, w, _tile(tile, t * w)) for p, t, w in found if w >= 1]
+    if experts:
+        shapes += [(pool, tp, width, _tile(e, tp * width)) for e in (2 * tile, tile // 2, tp * width)]
+    return (s for s in dict.fromkeys(shapes) if s != stage)
+
+
+def _tile(tile: int, devices: int) -> int:
+    """The largest number up to ``tile`` that divides the devices."""
+    return max(n for n in range(1, max(1, min(tile, devices)) + 1) if devices % n == 0)
 
 
 def _added(runs: list[_Run], degrees: Sequence[int], pools: int) -> Iterator[list[_Run]]:
@@ -99,5 +108,5 @@ def _added(runs: list[_Run], degrees: Sequence[int], pools: int) -> Iterator[lis
     for pool in range(pools):
         if pool not in there:
             for tp in degrees:
-                yield [((pool, tp, 1), 1), *runs]
-                yield [*runs, ((pool, tp, 1), 1)]
+                yield [((pool, tp, 1, 1), 1), *runs]
+                yield [*runs, ((pool, tp, 1, 1), 1)]

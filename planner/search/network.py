@@ -56,6 +56,10 @@ class Network:
         slope = (large - small) / (LARGE_BYTES - SMALL_BYTES)
         return max(0.0, small - slope * SMALL_BYTES), slope
 
+    def per_byte(self, pool: int, *, inside: bool, senders: int) -> float:
+        """Seconds a byte of large messages within a pool."""
+        return self._line(((pool * 256 + pool) * 2 + inside) * 4096 + senders)[1]
+
     def rings(self, pool: Ints, members: Ints, inside: NDArray[np.bool_], senders: Ints) -> Floats:
         """Seconds of each byte that a ring reduces; 0 for a ring of one."""
         code = ((pool * 2 + inside) * 2**20 + members) * 4096 + np.minimum(senders, 4095)

@@ -101,7 +101,7 @@ def _single(completion: Completion, columns: Columns) -> Columns | None:
     devices = (t.width * t.tp).sum(axis=1)
     copies = np.maximum(2, completion.supply.num_devices // np.maximum(1, devices))
     copies = np.minimum(copies, np.maximum(1, completion.request.global_batch // t.micro_batch))
-    return completion.columns(Templates(t.pool, t.tp, t.width, copies, t.micro_batch).distinct())
+    return completion.columns(Templates(t.pool, t.tp, t.width, t.tile, copies, t.micro_batch).distinct())
 
 
 def _problem(completion: Completion, columns: Columns) -> _Problem:

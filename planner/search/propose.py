@@ -43,6 +43,7 @@ class _Runs:
 
     tp: Ints
     width: Ints
+    tile: Ints
     depth: Ints
     speed: Floats
     """Micro-batches a second of the whole model if blocks were sand."""
@@ -94,7 +95,7 @@ def _sizes(completion: Completion, copies: int) -> list[int]:
 
 
 def _ranked(completion: Completion, copies: int, size: int) -> tuple[Floats, Ints]:
-    """Seconds, and ``[K, pools × 3 + 2]``: TP degree, width, depth by pool, then copies, micro-batch."""
+    """Seconds, and ``[K, pools × 4 + 2]``: TP, width, tile, depth by pool, then copies, micro-batch."""
     pools = completion.supply.pools
     each = max(3, int(MOST_COMBINATIONS ** (1 / len(pools))))
     runs = [_runs_of(completion, p, copies, size, each) for p in range(len(pools))]
@@ -104,7 +105,7 @@ def _ranked(completion: Completion, copies: int, size: int) -> tuple[Floats, Int
     length = completion.rows.num_blocks
     good = (speed > 0) & (depth <= length) & (room >= 1)
     if not good.any():
-        return np.empty(0), np.empty((0, 3 * len(pools) + 2), np.int64)
+        return np.empty(0), np.empty((0, 4 * len(pools) + 2), np.int64)
     with np.errstate(divide="ignore"):
         pace = np.where(good, (1 + GRANULARITY * depth / length) / speed, np.inf)
     count = -(-completion.request.global_batch // (copies * size))
@@ -114,7 +115,10 @@ def _ranked(completion: Completion, copies: int, size: int) -> tuple[Floats, Int
     best = np.argpartition(flat, min(KEPT_EACH, len(flat) - 1))[:KEPT_EACH]
     best = best[np.isfinite(flat[best])]
     index = np.unravel_index(best, seconds.shape)
-    parts = [np.stack([r.tp[i], r.width[i], r.depth[i]], axis=1) for r, i in zip(runs, index, strict=True)]
+    parts = [
+        np.stack([r.tp[i], r.width[i], r.tile[i], r.depth[i]], axis=1)
+        for r, i in zip(runs, index, strict=True)
+    ]
     tail = np.broadcast_to(np.array([copies, size]), (len(best), 2))
     return flat[best], np.concatenate([*parts, tail], axis=1)
 
@@ -141,10 +145,10 @@ def _sync(
 def _runs_of(completion: Completion, pool: int, copies: int, size: int, most: int) -> _Runs:
     """Not at all, and the ``most - 1`` fastest, of every TP degree some."""
     ways = list(_ways(completion, pool, copies, size))
-    tp, width, depth = (np.array([1, *(way[i] for way in ways)], np.int64) for i in (0, 1, 2))
+    tp, width, tile, depth = (np.array([1, *(way[i] for way in ways)], np.int64) for i in range(4))
     depth[0] = width[0] = 0
     share = -(-size // np.maximum(width, 1))
-    row = completion.rows.of(np.full_like(tp, pool), tp, share, width)
+    row = completion.rows.of(np.full_like(tp, pool), tp, share, width, tile)
     whole, room = _whole(completion, row)
     speed = np.where(row >= 0, depth / whole, 0.0)
     room = np.where(row >= 0, depth * room, 0.0)
@@ -154,11 +158,11 @@ def _runs_of(completion: Completion, pool: int, copies: int, size: int, most: in
     kept = list(dict.fromkeys([*(int(i) for part in some for i in part), *(int(i) for i in by_speed)]))
     index = np.array([0, *kept[: most - 1]], np.int64)
     price = np.asarray(completion.supply.pools[pool].price_per_hour * tp * width * depth, float)
-    return _Runs(tp[index], width[index], depth[index], speed[index], room[index], price[index])
+    return _Runs(tp[index], width[index], tile[index], depth[index], speed[index], room[index], price[index])
 
 
-def _ways(completion: Completion, pool: int, copies: int, size: int) -> Iterator[tuple[int, int, int]]:
-    """(TP degree, width, depth): every share once, at its least width, as deep as devices and blocks go."""
+def _ways(completion: Completion, pool: int, copies: int, size: int) -> Iterator[tuple[int, int, int, int]]:
+    """(TP degree, width, tile, depth): every share once, at its least width, as deep as devices go."""
     supply = completion.supply.pools[pool]
     for tp in supply.degrees:
         places = supply.groups(tp) // copies
@@ -167,7 +171,18 @@ def _ways(completion: Completion, pool: int, copies: int, size: int) -> Iterator
             deepest = min(places // width, completion.rows.num_blocks)
             for depth in dict.fromkeys((deepest, deepest // 2, deepest // 4)):
                 if depth:
-                    yield tp, width, depth
+                    for tile in _tiles(completion, pool, tp * width):
+                        yield tp, width, tile, depth
+
+
+def _tiles(completion: Completion, pool: int, devices: int) -> list[int]:
+    """Devices that hold the experts once: one, those of a node, twice and four times those, or all."""
+    experts = max(block.experts for block in completion.request.model.blocks)
+    if not experts:
+        return [1]
+    node = completion.supply.pools[pool].node_size
+    wanted = (1, 2, node, 2 * node, 4 * node, devices)
+    return [t for t in dict.fromkeys(wanted) if t <= min(devices, 4 * experts) and devices % t == 0]
 
 
 def _whole(completion: Completion, row: Ints) -> tuple[Floats, Floats]:
@@ -180,17 +195,18 @@ def _whole(completion: Completion, row: Ints) -> tuple[Floats, Floats]:
 
 def _templates(rows: Ints, order: Sequence[int]) -> Templates:
     """Runs in an order of the pools, as stages."""
-    runs = np.stack([rows[:, 3 * p : 3 * p + 3] for p in order], axis=1)
-    ends = np.cumsum(runs[:, :, 2], axis=1)
+    runs = np.stack([rows[:, 4 * p : 4 * p + 4] for p in order], axis=1)
+    ends = np.cumsum(runs[:, :, 3], axis=1)
     stage = np.arange(int(ends[:, -1].max(initial=1)))
     run = np.minimum((ends[:, None, :] <= stage[:, None]).sum(axis=2), len(order) - 1)
     there = stage < ends[:, -1:]
     pool = np.asarray(order, np.int64)[run]
-    tp, width = (np.take_along_axis(runs[:, :, i], run, axis=1) for i in (0, 1))
+    tp, width, tile = (np.take_along_axis(runs[:, :, i], run, axis=1) for i in range(3))
     return Templates(
         np.where(there, pool, 0),
         np.where(there, tp, 1),
         np.where(there, width, 0),
+        np.where(there, tile, 1),
         rows[:, -2].copy(),
         rows[:, -1].copy(),
     )

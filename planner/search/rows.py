@@ -8,7 +8,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..request import Request
+from .batch import StagePlan
 from .held import Held, Option
+from .network import Network
 from .supply import Supply
 
 Ints = NDArray[np.int64]
@@ -18,13 +20,14 @@ Floats = NDArray[np.float64]
 class Rows:
     """All kinds of stages that a search met, numbered in the order of meeting."""
 
-    def __init__(self, request: Request, supply: Supply) -> None:
+    def __init__(self, request: Request, supply: Supply, network: Network) -> None:
+        self.network = network
         self.request = request
         self.supply = supply
         self.num_blocks = len(request.model.blocks)
         self.options = tuple(Option(r, z) for r in (False, True) for z in range(request.max_zero + 1))
         self._by_code: dict[int, int] = {}
-        self._keys: list[tuple[int, int, int, int]] = []
+        self._keys: list[tuple[int, int, int, int, int]] = []
         self._forward: list[Floats] = []
         self._backward: list[Floats] = []
         self._stacked: tuple[Floats, Floats] | None = None
@@ -33,13 +36,13 @@ class Rows:
         self._held: dict[int, list[Ints]] = {}
         self._most: dict[int, tuple[Ints, Ints]] = {}
 
-    def of(self, pool: Ints, tp: Ints, share: Ints, width: Ints) -> Ints:
+    def of(self, pool: Ints, tp: Ints, share: Ints, width: Ints, tile: Ints) -> Ints:
         """Row of each stage, any shape; -1 where its share was not measured, or its width is 0.
 
-        The width counts only where ZeRO may divide by it.
+        The width counts only where ZeRO may divide by it. ``tile``: devices that hold the experts once.
         """
         sharers = width if self.request.max_zero else np.minimum(width, 1)
-        code = ((pool * 4096 + tp) * 2**20 + share) * 2**20 + sharers
+        code = (((pool * 256 + tp) * 2**13 + tile) * 2**16 + share) * 2**16 + sharers
         code = np.where(width > 0, code, -1)
         known, inverse = np.unique(code, return_inverse=True)
         rows = np.array([self._row(int(c)) for c in known], np.int64)
@@ -51,23 +54,33 @@ class Rows:
             return -1
         found = self._by_code.get(code)
         if found is None:
-            rest, width = divmod(code, 2**20)
-            rest, share = divmod(rest, 2**20)
-            pool, tp = divmod(rest, 4096)
-            found = self._by_code[code] = self._add(pool, tp, share, width)
+            rest, width = divmod(code, 2**16)
+            rest, share = divmod(rest, 2**16)
+            rest, tile = divmod(rest, 2**13)
+            pool, tp = divmod(rest, 256)
+            found = self._by_code[code] = self._add(pool, tp, share, width, tile)
         return found
 
-    def _add(self, pool: int, tp: int, share: int, width: int) -> int:
+    def _add(self, pool: int, tp: int, share: int, width: int, tile: int) -> int:
         device = self.supply.pools[pool].device
         measured = self.request.tables.samples_range(device, tp)
         if measured is None or not measured[0] <= share <= measured[1]:
             return -1
         costs = self.request.tables.costs(device, tp, share)
-        self._keys.append((pool, tp, share, width))
-        self._forward.append(np.asarray(costs.forward_s, float))
-        self._backward.append(np.asarray(costs.backward_s, float))
+        self._keys.append((pool, tp, share, width, tile))
+        exchange = self._exchanges(pool, tp, share, tile)
+        self._forward.append(np.asarray(costs.forward_s, float) + exchange)
+        self._backward.append(np.asarray(costs.backward_s, float) + exchange)
         self._stacked = None
         return len(self._keys) - 1
+
+    def _exchanges(self, pool: int, tp: int, share: int, tile: int) -> Floats:
+        """Prefix sums of the seconds of all-to-alls to the experts and back, in one direction."""
+        routed = np.asarray(self.request.tables.routed_bytes, float) * share / tp
+        near = min(tile, self.supply.pools[pool].node_size)
+        inside = self.network.per_byte(pool, inside=True, senders=1) * (near - 1) / tile
+        outside = self.network.per_byte(pool, inside=False, senders=near) * (tile - near) / tile
+        return np.concatenate([[0.0], np.cumsum(2 * routed * (inside + outside))])
 
     @property
     def seconds(self) -> tuple[Floats, Floats]:
@@ -88,13 +101,15 @@ class Rows:
     def _part(self, row: int) -> float:
         found = self._parts.get(row)
         if found is None:
-            pool, tp, share, width = self._keys[row]
+            pool, tp, share, width, tile = self._keys[row]
             tables, sizes = self.request.tables, self.request.model.bytes_per_parameter
             sharers = width if self.request.max_zero else 1
             states = sizes.weight + sizes.gradient + sizes.optimizer / sharers
             device = self.supply.pools[pool].device
             kept = tables.activations(0, self.num_blocks, device, tp, share)
-            whole = tables.parameters(0, self.num_blocks) * states / tp + float(kept)
+            experts = tables.expert_parameters[-1]
+            dense = tables.parameters(0, self.num_blocks) - experts
+            whole = (dense / tp + experts / tile) * states + float(kept)
             found = self._parts[row] = min(1.0, self.supply.pools[pool].room_bytes / max(whole, 1.0))
         return found
 
@@ -102,7 +117,7 @@ class Rows:
         """By option, ``[start, stop]``: micro-batches that a replica can keep in flight, or 0."""
         found = self._held.get(row)
         if found is None:
-            pool, tp, share, width = self._keys[row]
+            pool, tp, share, width, tile = self._keys[row]
             found = self._held[row] = self._tables.most(
                 self.options,
                 device=self.supply.pools[pool].device,
@@ -110,6 +125,7 @@ class Rows:
                 samples=share,
                 room_bytes=self.supply.pools[pool].room_bytes,
                 width=width,
+                tile=tile,
             )
         return found
 
@@ -128,13 +144,11 @@ class Rows:
             found = self._most[row] = _not_rising(plain), _not_rising(again)
         return _last_stops(found[0], held), _last_stops(found[1], held)
 
-    def option(
-        self, stage: tuple[int, int, int], micro_batch: int, start: int, stop: int, held: int
-    ) -> Option | None:
-        """The first option with which a stage (pool, TP degree, width) fits; None where none does."""
-        pool, tp, width = stage
+    def option(self, stage: StagePlan, micro_batch: int, start: int, stop: int, held: int) -> Option | None:
+        """The first option with which a stage fits; None where none does."""
+        pool, tp, width, tile = stage
         share = -(-micro_batch // width)
-        row = int(self.of(*(np.array([x]) for x in (pool, tp, share, width)))[0])
+        row = int(self.of(*(np.array([x]) for x in (pool, tp, share, width, tile)))[0])
         if row < 0:
             return None
         tables = zip(self.options, self.held(row), strict=True)

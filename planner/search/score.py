@@ -52,7 +52,9 @@ def _excess(iteration_s: Seconds, hourly: float, request: Request) -> float:
 
 def values_of(seconds: Floats, hourly: Floats, request: Request) -> Floats:
     """The objective of many closed forms, with the devices' prices only; far off where a limit is missed."""
-    value = seconds * hourly if request.objective is Objective.COST else seconds
+    value = seconds
+    if request.objective is Objective.COST:
+        value = np.where(np.isfinite(seconds), np.where(np.isfinite(seconds), seconds, 0.0) * hourly, np.inf)
     finite = value[np.isfinite(value)]
     far = 1e6 * float(finite.max(initial=1.0))
     if request.max_price_per_hour is not None:
