@@ -170,3 +170,13 @@ def test_the_most_particular_pair_wins(tmp_path):
     assert cluster.link("a", "v-1").inter_GBps == 2.0
     assert cluster.link("a", "v-1").latency_us == 10
     assert cluster.link("v-0", "v-1").inter_GBps == 8.0
+
+
+def test_a_rank_of_an_interleaved_plan_has_a_place_in_each_of_its_stages():
+    replicas = PLAN["pipelines"][0]["stages"][0]["replicas"]
+    changes = {"schedule": "interleaved_1f1b", "pipelines[0].stages[1].replicas": replicas}
+    found = places(read(changed(PLAN, changes), Plan))
+    assert [(p.rank, p.device, p.pipeline, p.stage) for p in found] == [
+        (0, "v-0:0", 0, 0), (0, "v-0:0", 0, 1), (1, "v-0:1", 0, 0), (1, "v-0:1", 0, 1),
+        (2, "v-1:0", 1, 0), (3, "v-1:1", 1, 0),
+    ]  # fmt: skip
