@@ -1,5 +1,7 @@
 """What binds a plan, where its figures come from, what is idle, and what one more device would give."""
 
+import re
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -83,7 +85,10 @@ def test_one_more_device_of_each_type():
     fast, slow = (g.gain for g in gains)
     assert fast == pytest.approx(2 / 3, rel=0.15)  # speeds 2 + 1 become 4 + 1
     assert slow == pytest.approx(1 / 3, rel=0.15)
-    assert str(gains[0]).startswith("one more fast device: +")
+    assert [g.at_same_share for g in gains] == pytest.approx([2 / 3, 1 / 3])
+    assert re.fullmatch(
+        r"one more fast device: \+[\d.]+ % \(\+66.7 % at the same share of the ideal\)", str(gains[0])
+    )
 
 
 def test_a_gain_is_never_below_zero():

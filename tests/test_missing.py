@@ -158,3 +158,20 @@ def test_where_the_leanest_fits_nothing_is_missing():
     assert missing.over_bytes < 0
     assert missing.changes == ()
     assert "give the search more time" in missing.text
+
+
+def test_experts_are_spread():
+    node = NodeEntry(name="a", device="A100-40", gpus=8, count=2)
+    model = catalog.model("mixtral-8x7b", sequence=1024)
+    request = Request(
+        cluster=Cluster(node=(node,), network=Network(inter_GBps=12.5)),
+        model=model,
+        profile=catalog.profile_for(model, ["A100-40"]),
+        global_batch=64,
+    )
+    missing = what_is_missing(request)
+    assert missing.over_bytes > 0  # 47e9 parameters of 16 bytes
+    spread = Leanest(request).expert_parallel(Leanest(request).shortage().place)
+    assert f"experts spread over {spread} devices" in missing.text
+    added = change(missing, ChangeKind.DEVICES).amount
+    assert (16 + added) * 40 * GIB > 16 * 46.7e9

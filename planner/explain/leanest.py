@@ -2,7 +2,9 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import groupby, pairwise
+from math import gcd
 
 import numpy as np
 
@@ -28,7 +30,7 @@ class Place:
     """Its first device."""
     tp: int
     width: int
-    """Groups that share the stage, one sample each; more than one pays only under ZeRO."""
+    """Groups that share the stage, one sample each; more than one pays under ZeRO and with experts."""
     room_bytes: Bytes
     """Memory of a device without its reserve."""
 
@@ -88,11 +90,21 @@ class Leanest:
                 yield Place(facts.device.name, node.devices[at], tp, 1, room)
 
     def _widths(self, num_groups: int) -> list[int]:
-        if self.request.max_zero == 0:
+        if self.request.max_zero == 0 and not self._experts:
             return [1]
         most = min(num_groups, self.request.global_batch, self.request.max_micro_batch or num_groups)
         powers = [2**k for k in range(most.bit_length()) if 2**k <= most]
         return sorted({*powers, most})
+
+    @cached_property
+    def _experts(self) -> int:
+        """What expert parallelism must divide: the experts of every block that has some; 0 without any."""
+        return gcd(*(block.experts for block in self.request.model.blocks))
+
+    def expert_parallel(self, place: Place) -> int:
+        """The widest spread of experts over a stage's devices."""
+        count = place.tp * place.width
+        return max(n for n in range(1, count + 1) if count % n == 0 and self._experts % n == 0)
 
     def _of_chain(self, chain: Sequence[Place], kind: ScheduleKind) -> Shortage | None:
         count = max(1, self.request.global_batch // chain[0].width)
@@ -130,6 +142,7 @@ class Leanest:
                 recompute=recompute,
                 zero=self.request.max_zero,
                 width=place.width,
+                expert_parallel=self.expert_parallel(place) if self._experts else 1,
             ).totals
             for recompute in (False, True)
         ]

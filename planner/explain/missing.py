@@ -91,26 +91,37 @@ def what_is_missing(request: Request) -> Missing:
 
 def _told(request: Request, shortage: Shortage, changes: tuple[Change, ...]) -> str:
     model, devices = request.model.name, len(request.cluster.devices)
+    plural = "s" if devices > 1 else ""
+    leanest = _leanest_words(request, shortage)
     if shortage.over_bytes <= 0:
         return (
-            f"no plan for {model} with a global batch of {request.global_batch} on {devices} devices was "
-            f"found, though the leanest one fits: give the search more time, or allow more schedules "
+            f"no plan for {model} with a global batch of {request.global_batch} on {devices} device{plural} was "
+            f"found, though the leanest ({leanest}) fits: give the search more time, or allow more schedules "
             f"({', '.join(request.schedules)}) or a larger micro-batch"
         )
     first, stop = shortage.blocks
     blocks = f"block {first}" if stop == first + 1 else f"blocks {first} to {stop - 1}"
     place, reserve = shortage.place, _reserve_bytes(request, shortage)
-    tensor = f", TP {place.tp}" if place.tp > 1 else ""
-    zero = f", ZeRO {request.max_zero} over {place.width} replicas" if place.width > 1 else ""
-    plural = "s" if shortage.depth > 1 else ""
     return (
-        f"no plan fits {model} into the memory of {devices} device{'s' if devices > 1 else ''}: the leanest "
-        f"(one pipeline of {shortage.depth} stage{plural}{tensor}{zero}, the smallest micro-batches, "
-        f"recomputation) needs {format_bytes(shortage.needed_bytes + reserve)} on {place.first} "
-        f"({place.device}) for stage {shortage.stage} ({blocks}), {format_bytes(shortage.over_bytes)} more "
-        f"than the {format_bytes(place.room_bytes + reserve)} there; any of these would do: "
+        f"no plan fits {model} into the memory of {devices} device{plural}: the leanest ({leanest}) needs "
+        f"{format_bytes(shortage.needed_bytes + reserve)} on {place.first} ({place.device}) for stage "
+        f"{shortage.stage} ({blocks}), {format_bytes(shortage.over_bytes)} more than the "
+        f"{format_bytes(place.room_bytes + reserve)} there; any of these would do: "
         + "; ".join(change.text for change in changes)
     )
+
+
+def _leanest_words(request: Request, shortage: Shortage) -> str:
+    """``one pipeline of 4 stages, TP 2, the smallest micro-batches, recomputation``."""
+    place = shortage.place
+    words = [f"one pipeline of {shortage.depth} stage{'s' if shortage.depth > 1 else ''}"]
+    if place.tp > 1:
+        words.append(f"TP {place.tp}")
+    if place.width > 1 and request.max_zero > 0:
+        words.append(f"ZeRO {request.max_zero} over {place.width} replicas")
+    if any(block.experts for block in request.model.blocks):
+        words.append(f"experts spread over {Leanest(request).expert_parallel(place)} devices")
+    return ", ".join([*words, "the smallest micro-batches", "recomputation"])
 
 
 def _reserve_bytes(request: Request, shortage: Shortage) -> Bytes:

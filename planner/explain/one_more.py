@@ -8,6 +8,7 @@ from arachne_runtime.plan.document import Document
 from arachne_runtime.units import Seconds
 
 from ..request import Request, with_cluster
+from .ideal import Ideal
 
 FEW_DEVICES = 8
 """Up to so many, one more device is a change worth asking about; in larger clusters it is a node."""
@@ -25,10 +26,14 @@ class Gain(Document, frozen=True, kw_only=True):
     gain: float
     """Of throughput: 0.05 is 5 % more. 0 where no faster plan was found in the budget."""
 
+    at_same_share: float
+    """The gain of a plan that reaches the same share of the ideal with them."""
+
     def __str__(self) -> str:
         what = "device" if self.added == 1 else f"node of {self.added}"
         gives = f"{100 * self.gain:+.1f} %" if self.gain > 0 else "no faster plan found"
-        return f"one more {self.device} {what}: {gives}"
+        share = f"{100 * self.at_same_share:+.1f} % at the same share of the ideal"
+        return f"one more {self.device} {what}: {gives} ({share})"
 
 
 def one_more(
@@ -45,7 +50,7 @@ def one_more(
     """
     from ..search import find_plan  # the search explains its failures with this package
 
-    found = []
+    found, ideal = [], Ideal(request)
     for device in dict.fromkeys(entry.device for entry in request.cluster.node):
         cluster, added = enlarged(request.cluster, device)
         try:
@@ -56,7 +61,13 @@ def one_more(
         except (NoFeasiblePlanError, NotMeasuredError):  # the budget ended first: the old plan still runs
             rate = samples_per_s
         found.append(
-            Gain(device=device, added=added, samples_per_s=rate, gain=max(0.0, rate / samples_per_s - 1))
+            Gain(
+                device=device,
+                added=added,
+                samples_per_s=rate,
+                gain=max(0.0, rate / samples_per_s - 1),
+                at_same_share=added * ideal.speeds[device] / ideal.total_speed,
+            )
         )
     return tuple(found)
 
