@@ -95,9 +95,9 @@ def _told(request: Request, shortage: Shortage, changes: tuple[Change, ...]) -> 
     leanest = _leanest_words(request, shortage)
     if shortage.over_bytes <= 0:
         return (
-            f"no plan for {model} with a global batch of {request.global_batch} on {devices} device{plural} "
-            f"was found, though the leanest ({leanest}) fits: give the search more time, or allow more schedules "
-            f"({', '.join(request.schedules)}) or a larger micro-batch"
+            f"no plan for {model} with a global batch of {request.global_batch} on {devices} "
+            f"device{plural} was found, though the leanest ({leanest}) fits: give the search more time, or "
+            f"allow more schedules ({', '.join(request.schedules)}) or a larger micro-batch"
         )
     first, stop = shortage.blocks
     blocks = f"block {first}" if stop == first + 1 else f"blocks {first} to {stop - 1}"
