@@ -6,19 +6,24 @@ import pty
 import re
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from arachne_runtime import __version__
 from arachne_runtime.errors import ExitCode
+from arachne_runtime.plan.cluster import Cluster
 from arachne_runtime.plan.files import digest, read_cluster, read_model, read_plan, read_profile, write
 from arachne_runtime.plan.model import BlockSpec, ModelSpec
+from arachne_runtime.plan.plan import Plan
 from arachne_runtime.plan.profile import BlockTiming, Profile
 from planner.cost import price
 from planner.peers import PEERS
 from planner.request import Request
+from planner.search import find_plan, signed
 
 OPTIONS = {
     "plan": {
@@ -291,10 +296,22 @@ def test_a_bar_is_drawn_on_a_terminal_only(folder):
 # --- compare
 
 
+@cache
+def planned(global_batch: int) -> Plan:
+    """A plan of the small model, made and signed in this process."""
+    request = Request(
+        cluster=msgspec.toml.decode(CLUSTER.format(memory=2), type=Cluster),
+        model=model(),
+        profile=profile(),
+        global_batch=global_batch,
+    )
+    return signed(find_plan(request, evaluations=40, peers=()), request, version=__version__)
+
+
 def test_compare_prices_plans_beside_the_rivals(folder):
-    assert plan_it(folder, "--out", "plan.json").returncode == 0
-    plan = read_plan(folder / "plan.json")
-    write(plan, folder / "again.json")
+    plan = planned(12)
+    for name in ("plan.json", "again.json"):
+        write(plan, folder / name)
     files = ("--cluster", "cluster.toml", "--model", "model.json", "--profile", "profile.json")
     done = arachne(folder, "compare", "plan.json", "again.json", *files)
     assert done.returncode == 0, done.stderr
@@ -310,7 +327,7 @@ def test_compare_prices_plans_beside_the_rivals(folder):
 
 
 def test_compare_says_what_does_not_fit(folder):
-    assert plan_it(folder, "--out", "plan.json").returncode == 0
+    write(planned(12), folder / "plan.json")
     files = ("--cluster", "tight.toml", "--model", "model.json", "--profile", "profile.json")
     done = arachne(folder, "compare", "plan.json", *files)
     assert done.returncode == ExitCode.NO_FEASIBLE_PLAN
@@ -319,7 +336,7 @@ def test_compare_says_what_does_not_fit(folder):
 
 def test_compare_refuses_two_batches(folder):
     for batch in (4, 8):
-        assert plan_it(folder, "--out", f"{batch}.json", "--global-batch", batch).returncode == 0
+        write(planned(batch), folder / f"{batch}.json")
     files = ("--cluster", "cluster.toml", "--model", "model.json", "--profile", "profile.json")
     done = arachne(folder, "compare", "4.json", "8.json", *files)
     assert done.returncode == ExitCode.USAGE

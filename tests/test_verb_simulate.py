@@ -13,15 +13,16 @@ from arachne_runtime.plan.profile import LinkPoint, LinkScope, LinkTiming
 from planner.cost import price
 from planner.explain import with_network
 from planner.request import Request
-from tests.test_verb_plan import CLUSTER, arachne, folder, model, plan_it, profile  # noqa: F401 - a fixture
+from tests.test_verb_plan import CLUSTER, arachne, folder, model, planned, profile  # noqa: F401 - a fixture
 
 FILES = ("--cluster", "cluster.toml", "--model", "model.json", "--profile", "profile.json")
 OPTIONS = {"--cluster", "--model", "--profile", "--inter-gbps", "--latency-us", "--json"}
 
 
 @pytest.fixture
-def planned(folder):  # noqa: F811
-    assert plan_it(folder, "--out", "plan.json", "--time-budget", "1").returncode == 0
+def place(folder):  # noqa: F811
+    """Where a plan lies beside what it was made from."""
+    write(planned(12), folder / "plan.json")
     return folder
 
 
@@ -30,14 +31,14 @@ def test_options_are_frozen(tmp_path):
     assert set(told) - {"--help"} == OPTIONS
 
 
-def test_a_plan_is_priced_as_it_was_made(planned):
-    done = arachne(planned, "simulate", "plan.json", *FILES)
+def test_a_plan_is_priced_as_it_was_made(place):
+    done = arachne(place, "simulate", "plan.json", *FILES)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith("plan.json: small on ")
     assert "\nas predicted in the plan's file: " in done.stdout
     assert "another" not in done.stdout
-    answer = json.loads(arachne(planned, "simulate", "plan.json", *FILES, "--json").stdout)
-    predicted = read_plan(planned / "plan.json").predicted
+    answer = json.loads(arachne(place, "simulate", "plan.json", *FILES, "--json").stdout)
+    predicted = read_plan(place / "plan.json").predicted
     assert answer["price"]["iteration_s"] == answer["against"]["predicted_s"] == predicted.iteration_s
     assert answer["against"]["ratio"] == 1.0
     assert answer["against"]["changed"] == answer["assumed"] == []
@@ -45,38 +46,38 @@ def test_a_plan_is_priced_as_it_was_made(planned):
         assert sum(parts.values()) == pytest.approx(predicted.iteration_s)
 
 
-def test_another_network_is_assumed(planned):
-    done = arachne(planned, "simulate", "plan.json", *FILES, "--inter-gbps", "0.001", "--latency-us", "5")
+def test_another_network_is_assumed(place):
+    done = arachne(place, "simulate", "plan.json", *FILES, "--inter-gbps", "0.001", "--latency-us", "5")
     assert "  assumed: 0.001 GB/s between nodes\n  assumed: 5 µs between nodes\n" in done.stdout
     assert re.search(r"predicted in the plan's file: .*; now .*, \+\d", done.stdout)
     assert "made from another" not in done.stdout
-    done = arachne(planned, "simulate", "plan.json", *FILES, "--inter-gbps", "0")
+    done = arachne(place, "simulate", "plan.json", *FILES, "--inter-gbps", "0")
     assert done.returncode == ExitCode.USAGE
     assert "bandwidth between nodes 0 GB/s is not above 0" in done.stderr
 
 
-def test_another_profile_is_told(planned):
+def test_another_profile_is_told(place):
     slower = [msgspec.structs.replace(t, forward_s=2 * t.forward_s) for t in profile().timings]
-    write(msgspec.structs.replace(profile(), timings=tuple(slower)), planned / "slower.json")
-    done = arachne(planned, "simulate", "plan.json", *FILES[:-1], "slower.json")
+    write(msgspec.structs.replace(profile(), timings=tuple(slower)), place / "slower.json")
+    done = arachne(place, "simulate", "plan.json", *FILES[:-1], "slower.json")
     assert re.search(r"now .*, \+3\d\.\d %", done.stdout)  # a forward is a third of the work
     assert "  made from another profile\n" in done.stdout
 
 
-def test_a_plan_that_does_not_fit_is_4(planned):
-    (planned / "cluster.toml").write_text(CLUSTER.format(memory=0.38))
-    done = arachne(planned, "simulate", "plan.json", *FILES)
+def test_a_plan_that_does_not_fit_is_4(place):
+    (place / "cluster.toml").write_text(CLUSTER.format(memory=0.38))
+    done = arachne(place, "simulate", "plan.json", *FILES)
     assert done.returncode == ExitCode.NO_FEASIBLE_PLAN
     assert "does not fit: device" in done.stdout
-    answer = json.loads(arachne(planned, "simulate", "plan.json", *FILES, "--json").stdout)
+    answer = json.loads(arachne(place, "simulate", "plan.json", *FILES, "--json").stdout)
     assert answer["price"] is answer["against"] is None
     assert answer["infeasible"]["needed_bytes"] > answer["infeasible"]["available_bytes"]
 
 
-def test_a_plan_without_a_prediction(planned):
-    plan = read_plan(planned / "plan.json")
-    write(msgspec.structs.replace(plan, predicted=None, made_by=None), planned / "bare.json")
-    done = arachne(planned, "simulate", "bare.json", *FILES)
+def test_a_plan_without_a_prediction(place):
+    plan = read_plan(place / "plan.json")
+    write(msgspec.structs.replace(plan, predicted=None, made_by=None), place / "bare.json")
+    done = arachne(place, "simulate", "bare.json", *FILES)
     assert done.stdout.endswith("the plan's file predicts nothing\n")
 
 
@@ -118,8 +119,8 @@ def test_a_network_that_cannot_be_is_refused(wrong):
         with_network(linked(), **wrong)
 
 
-def test_a_faster_network_never_makes_a_plan_slower(planned):
-    plan = read_plan(planned / "plan.json")
+def test_a_faster_network_never_makes_a_plan_slower(place):
+    plan = read_plan(place / "plan.json")
     request = Request(
         cluster=msgspec.convert(
             {
