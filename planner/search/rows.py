@@ -33,6 +33,9 @@ class Rows:
         self._stacked: tuple[Floats, Floats] | None = None
         self._tables = Held(request.tables)
         self._parts: dict[int, float] = {}
+        kinds = [block.kind for block in request.model.blocks]
+        self.num_alike = max(map(kinds.count, kinds))
+        """Blocks of the commonest kind."""
         self._held: dict[int, list[Ints]] = {}
         self._most: dict[int, tuple[Ints, Ints]] = {}
 
@@ -92,9 +95,9 @@ class Rows:
         return self._stacked
 
     def whole_fits(self, row: Ints) -> Floats:
-        """Parts of the whole model that one stage of each row holds, if blocks were sand: 0 for row -1.
+        """Parts of the whole model that one stage of each row holds, if all blocks were alike; 0 for row -1.
 
-        States of the parameters, and what one micro-batch keeps; ZeRO as far as it may go.
+        States of the parameters, and what one micro-batch keeps; ZeRO-1 where it may be.
         """
         return np.array([self._part(int(r)) if r >= 0 else 0.0 for r in row])
 
@@ -103,14 +106,14 @@ class Rows:
         if found is None:
             pool, tp, share, width, tile = self._keys[row]
             tables, sizes = self.request.tables, self.request.model.bytes_per_parameter
-            sharers = width if self.request.max_zero else 1
-            states = sizes.weight + sizes.gradient + sizes.optimizer / sharers
-            device = self.supply.pools[pool].device
-            kept = tables.activations(0, self.num_blocks, device, tp, share)
-            experts = tables.expert_parameters[-1]
-            dense = tables.parameters(0, self.num_blocks) - experts
-            whole = (dense / tp + experts / tile) * states + float(kept)
-            found = self._parts[row] = min(1.0, self.supply.pools[pool].room_bytes / max(whole, 1.0))
+            zero = bool(self.request.max_zero)
+            experts = tables.expert_parameters[-1] / tile
+            dense = (tables.parameters(0, self.num_blocks) - tables.expert_parameters[-1]) / tp
+            kept = float(tables.activations(0, self.num_blocks, self.supply.pools[pool].device, tp, share))
+            optimizer = (dense / width + experts / max(1, width * tp / tile)) if zero else dense + experts
+            states = (dense + experts) * (sizes.weight + sizes.gradient) + optimizer * sizes.optimizer
+            each = (states + max(kept, optimizer * sizes.weight)) / self.num_alike
+            found = self._parts[row] = min(1.0, self.supply.pools[pool].room_bytes // each / self.num_alike)
         return found
 
     def held(self, row: int) -> list[Ints]:
