@@ -22,10 +22,8 @@ from planner.search import find_plan
 EQUAL = 1e-9
 """Relative difference of two prices that counts as none: another order of the same sums."""
 
-PLANNER_BUDGET_S = 60.0
+PLANNER_BUDGET_S = 120.0
 """Wall time, which a busy machine stretches; the search is judged by its CPU time."""
-
-PLANNER_WORST_S = 10.0
 
 BENCH_S = 1800.0
 """CPU seconds of the whole: 15 minutes on two cores."""
@@ -44,6 +42,8 @@ class Family:
     """Most that it may lose in any, as a part of the best price."""
     oracle_s: float
     """CPU seconds within which the oracle has to prove the best plan of each."""
+    planner_s: float
+    """CPU seconds within which the planner has to answer."""
     features: tuple[str, ...]
     """Each is in at least a twentieth of the problems."""
 
@@ -56,6 +56,7 @@ ONE_DEVICE = Family(
     equal=1.0,
     worst=EQUAL,
     oracle_s=10.0,
+    planner_s=10.0,
     features=("memory binds", *COMMON),
 )
 TENSOR_PARALLEL = Family(
@@ -65,6 +66,7 @@ TENSOR_PARALLEL = Family(
     equal=0.95,
     worst=0.01,
     oracle_s=60.0,
+    planner_s=60.0,
     features=("tensor parallelism", *COMMON),
 )
 FULL = (ONE_DEVICE, TENSOR_PARALLEL)
@@ -200,7 +202,7 @@ def judged(family: Family, outcomes: Sequence[Outcome]) -> Iterator[Result]:
         f"{name}-least-ratio", min((o.ratio for o in known), default=0.0), "of the optimum", 1 - EQUAL
     )
     yield at_most(f"{name}-worst-time", max(o.oracle_s for o in outcomes), "s CPU", family.oracle_s)
-    yield at_most(f"{name}-planner-worst-time", max(o.planner_s for o in outcomes), "s CPU", PLANNER_WORST_S)
+    yield at_most(f"{name}-planner-worst-time", max(o.planner_s for o in outcomes), "s CPU", family.planner_s)
     for feature in family.features:
         share = counts.get(feature, 0) / total
         named = f"{name}-share-{feature.replace(' ', '-')}"
