@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from itertools import accumulate
 
 from arachne_runtime.errors import NoFeasiblePlanError, NotMeasuredError
 from arachne_runtime.plan.plan import Plan
@@ -25,7 +26,10 @@ from .supply import Supply
 
 MOST_EXACT_DEVICES = 10
 MOST_EXACT_COLUMNS = 8_000_000
-"""Above this many columns the branch and bound does not come to its end within five seconds of one core."""
+"""Up to this many columns the branch and bound comes to its end within five seconds of one core."""
+
+EXACT_COLUMNS_PER_S = MOST_EXACT_COLUMNS / 5
+"""With more time it is tried on more."""
 
 MOST_MOVED_DEVICES = 24
 """Devices up to which refinement moves single ones; a larger cluster is refined by templates and numbers."""
@@ -148,20 +152,25 @@ class _Search:
         for each in broad:
             each.climb()
             each.pack()
-        proven = judge.time_budget_s is not None and is_small(request) and self._prove()
+        proven = judge.time_budget_s is not None and self._prove(judge.time_budget_s)
         if not proven:
             self._climb_on()
         return proven
 
-    def _prove(self) -> bool:
-        """Local moves first: the better the plan to start from, the sooner the proof."""
-        for plan in [k.plan for k in self.judge.kept][:2]:
+    def _prove(self, budget_s: Seconds) -> bool:
+        """Local moves first: the better the plan to start from, the sooner the proof.
+
+        Where there is no time for all seatings, those that are soon done are searched, and nothing is proven.
+        """
+        most = max(MOST_EXACT_COLUMNS, int(budget_s * EXACT_COLUMNS_PER_S))
+        chosen, whole = _seatings_within(self.request, most)
+        for plan in [k.plan for k in self.judge.kept][: 2 if chosen else 0]:
             self._refiner(plan).climb(plan, 60)
         proofs = [
             Exact(self.request, pools, self.judge.offer, self.judge.check).run(self.judge.limit_s)
-            for pools in _seatings(self.request)
+            for pools in chosen
         ]
-        return all(proofs)
+        return whole and all(proofs)
 
     def _refiner(self, plan: Plan) -> Refiner:
         moved = len(self.request.cluster.devices) <= MOST_MOVED_DEVICES
@@ -207,13 +216,22 @@ class _Search:
 
 
 def is_small(request: Request) -> bool:
-    """Whether branch and bound is tried."""
+    """Whether branch and bound is tried on all of it, however short the time."""
+    return _seatings_within(request, MOST_EXACT_COLUMNS)[1]
+
+
+def _seatings_within(request: Request, most_columns: int) -> tuple[list[Pools], bool]:
+    """Seatings with at most so many columns together, those with few first; whether they are all."""
     if len(request.cluster.devices) > MOST_EXACT_DEVICES or request.objective is Objective.COST:
-        return False
+        return [], False
     batch = request.global_batch
-    sizes = range(1, min(batch, request.max_micro_batch or batch) + 1)
-    shapes = sum(num_shapes(pools.counts, len(request.model.blocks)) for pools in _seatings(request))
-    return shapes * sum(batch // size for size in sizes) <= MOST_EXACT_COLUMNS
+    counts = sum(batch // n for n in range(1, min(batch, request.max_micro_batch or batch) + 1))
+    every = list(_seatings(request))
+    columns = [counts * num_shapes(pools.counts, len(request.model.blocks)) for pools in every]
+    order = sorted(range(len(every)), key=lambda i: columns[i])
+    totals = accumulate(columns[i] for i in order)
+    within = [i for i, total in zip(order, totals, strict=True) if total <= most_columns]
+    return [every[i] for i in within], len(within) == len(every)
 
 
 def _seatings(request: Request) -> Iterator[Pools]:
