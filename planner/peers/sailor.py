@@ -33,6 +33,12 @@ from .strategy import DEFAULT_BUDGET_S, Clock
 SPEED_UP = 1.5
 """A type's TP degree is doubled where that makes a stage at least so much faster (the published constant)."""
 
+SLACK = 1.1
+"""Programs whose bound is so many times the best found are not solved: messages come on top of both."""
+
+CLOCK_EVERY = 64
+"""States of a program between two looks at the clock: a look takes as long as a state."""
+
 MOST_MIXTURES = 40
 """Mixtures of types in a stage: all where they are fewer, else those that use up a type before the next."""
 
@@ -92,6 +98,8 @@ def _descend(
     for copies in _copies(total, len(site.request.cluster.devices) // (len(bounds) - 1)):
         count = -(-total // copies)
         ladder = _ladder(site, bounds, size, degrees, kind, count)
+        if not all(ladder) or _bound(ladder, count) > SLACK * shortlist.least_s:
+            continue
         program = _Program(site, bounds, ladder, copies, count, shortlist)
         seconds, mixtures = program.solve(0, program.all_devices())
         if mixtures is None:
@@ -104,6 +112,12 @@ def _descend(
         for by_pipeline in (False, True):
             draw = partial(_draw, site, bounds, size, ladder, mixtures, copies, kind, by_pipeline)
             shortlist.add(seconds + hops + sync, draw)
+
+
+def _bound(ladder: Sequence[dict[str, tuple[int, Seconds]]], count: int) -> Seconds:
+    """Every stage on the type that is fastest at it."""
+    fastest = [min(seconds for _, seconds in posts.values()) for posts in ladder]
+    return (count - 1) * max(fastest) + sum(fastest)
 
 
 def _copies(total: int, most: int) -> list[int]:
@@ -165,9 +179,18 @@ class _Program:
     copies: int
     count: int
     shortlist: Shortlist
+    _needs: list[list[int]] = field(default_factory=list)
     _known: dict[tuple[int, _Counts], tuple[Seconds, Seconds, tuple[_Counts, ...] | None]] = field(
         default_factory=dict
     )
+
+    def __post_init__(self) -> None:
+        """Devices of each type that a stage and all behind it can take."""
+        needs = [[0] * len(self.site.types)]
+        for posts in reversed(self.ladder):
+            degrees = [posts[kind][0] if kind in posts else 0 for kind in self.site.types]
+            needs.append([n + self.copies * tp for n, tp in zip(needs[-1], degrees, strict=True)])
+        self._needs = needs[::-1]
 
     def all_devices(self) -> _Counts:
         """Devices there are, by type."""
@@ -190,10 +213,7 @@ class _Program:
 
     def _enough(self, stage: int, left: _Counts) -> _Counts:
         """More devices of a type than all stages behind can take are as good as that many."""
-        return tuple(
-            min(n, self.copies * sum(posts[kind][0] for posts in self.ladder[stage:] if kind in posts))
-            for kind, n in zip(self.site.types, left, strict=True)
-        )
+        return tuple(map(min, left, self._needs[stage]))
 
     def _search(self, stage: int, left: _Counts) -> tuple[Seconds, Seconds, tuple[_Counts, ...] | None]:
         best: tuple[Seconds, Seconds, tuple[_Counts, ...] | None] = (float("inf"), float("inf"), None)
@@ -202,9 +222,9 @@ class _Program:
         degrees = [posts[kind][0] if kind in posts else 0 for kind in self.site.types]
         seconds = [posts[kind][1] if kind in posts else 0.0 for kind in self.site.types]
         room = [n // tp if tp else 0 for n, tp in zip(left, degrees, strict=True)]
+        if len(self._known) % CLOCK_EVERY == 0 and self.shortlist.closed:
+            return best
         for mixture in mixtures_of(room, self.copies):
-            if self.shortlist.closed:
-                break
             here = max(s for s, n in zip(seconds, mixture, strict=True) if n)
             rest = tuple(n - m * tp for n, m, tp in zip(left, mixture, degrees, strict=True))
             slowest, total, behind = self._best(stage + 1, rest)

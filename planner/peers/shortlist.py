@@ -33,6 +33,8 @@ class Shortlist:
         self._price_s = clock.budget_s * (1 - SEARCH_PART)
         self._entries: list[tuple[Seconds, int, Hashable, Callable[[], Plan | None]]] = []
         self._serial = 0
+        self.least_s = float("inf")
+        """Cost of the best candidate so far."""
 
     @property
     def closed(self) -> bool:
@@ -47,6 +49,7 @@ class Shortlist:
     def add(self, cost_s: Seconds, draw: Callable[[], Plan | None], family: Hashable = None) -> None:
         """A candidate; of equals the first comes first. A family's best few go before all others of it."""
         self._serial += 1
+        self.least_s = min(self.least_s, cost_s)
         self._entries.append((cost_s, self._serial, family, draw))
         if len(self._entries) >= 2 * MOST_KEPT:
             self._entries = sorted(self._entries, key=lambda e: e[:2])[:MOST_KEPT]
