@@ -30,8 +30,8 @@ from planner.search import find_plan
 
 BUDGET_S, QUICK_BUDGET_S = 20.0, 2.0
 NUM_PROCESSES = 2
-MOST_STRETCHED = 2.5
-"""How many times its budget our search may take on the wall where other programs take the cores.
+MOST_STRETCHED_S = 50.0
+"""What our search may take on the wall where other programs take the cores.
 
 The peers are given CPU time and our search wall time, so its is stretched by what the cell's peers waited."""
 EQUAL = 1e-9
@@ -47,14 +47,19 @@ Record = dict[str, Any]
 def measured(cell: Cell, budget_s: float, folder: Path | None) -> Record:
     """Everything of one cell, continued from what its file has."""
     file = folder / f"{cell.name}.json" if folder else None
-    record = _kept(file) or {"cell": cell.name, "group": cell.group, "commit": commit(), "budget_s": budget_s}
+    record = kept_in(file) or {
+        "cell": cell.name,
+        "group": cell.group,
+        "commit": commit(),
+        "budget_s": budget_s,
+    }
     request = cell.request()
     start, cpu = time.monotonic(), time.thread_time()
     for name in [peer.name for peer in PEERS] + ["ours", "larger"]:
         if name in record:
             continue
         waited = (time.monotonic() - start) / max(time.thread_time() - cpu, 1e-3)
-        stretched = budget_s * min(MOST_STRETCHED, max(1.0, waited))
+        stretched = max(budget_s, min(budget_s * waited, MOST_STRETCHED_S))
         if name == "ours":
             record[name] = _ours(request, stretched)
         elif name == "larger":
@@ -66,7 +71,7 @@ def measured(cell: Cell, budget_s: float, folder: Path | None) -> Record:
     return record
 
 
-def _kept(file: Path | None) -> Record | None:
+def kept_in(file: Path | None) -> Record | None:
     """What a run of this commit left in a cell's file."""
     if file is None or not file.exists():
         return None

@@ -7,6 +7,7 @@ from itertools import accumulate, combinations, pairwise
 from math import inf
 from typing import ClassVar
 
+import msgspec
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -228,6 +229,27 @@ class TestSailor(StrategyContract):
         assert (54, 0, 10) in few
         assert all(sum(mixture) == 64 for mixture in few)
         assert list(mixtures_of([1, 1], 3)) == []
+
+
+def test_a_share_beyond_the_profile_is_none_where_smaller_ones_do_not_fit():
+    small = clustered(1024, 1, 1)
+    entries = tuple(msgspec.structs.replace(entry, memory_GiB=2.0) for entry in small.cluster.node)
+    tight = Request(
+        cluster=msgspec.structs.replace(small.cluster, node=entries),
+        model=small.model,
+        profile=small.profile,
+        global_batch=1024,
+    )
+    assert all(peer.propose(tight) is None for peer in PEERS if peer.name != "even")
+
+
+def test_shares_below_the_profile_are_told():
+    small = clustered(1, 1, 1)
+    timings = tuple(t for t in small.profile.timings if t.samples >= 4)
+    profile = msgspec.structs.replace(small.profile, timings=timings)
+    few = Request(cluster=small.cluster, model=small.model, profile=profile, global_batch=1)
+    with pytest.raises(NotMeasuredError, match="was not measured for 1 sample"):
+        Uniform().propose(few)
 
 
 @given(st.integers(0, 10_000))

@@ -32,7 +32,7 @@ class Site:
         self.request = request
         self.num_blocks = len(request.model.blocks)
         self.beyond: NotMeasuredError | None = None
-        """The first thing that a strategy would have tried and that was not measured."""
+        """The first thing that a strategy would have tried, that was not measured and might have fitted."""
         self._seconds: dict[tuple[str, int, int], tuple[Prefix, Prefix] | None] = {}
         self._reach: dict[tuple[str, int, int, int, bool, int], list[int]] = {}
         self._runs: dict[tuple[str, int, int, bool], Runs | None] = {}
@@ -102,7 +102,11 @@ class Site:
                 costs = self.request.tables.costs(device, tp, samples)
                 self._seconds[key] = np.asarray(costs.forward_s, float), np.asarray(costs.backward_s, float)
             except NotMeasuredError as error:
-                self.beyond = self.beyond or error
+                measured = self.request.tables.samples_range(device, tp)
+                if (
+                    measured is None or samples < measured[0]
+                ):  # a larger share than measured needs more memory
+                    self.beyond = self.beyond or error
                 self._seconds[key] = None
         return self._seconds[key]
 
