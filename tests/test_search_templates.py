@@ -22,6 +22,7 @@ from planner.search.held import Held, Option
 from planner.search.min_max import Stages, min_max_cuts
 from planner.search.moves import neighbours
 from planner.search.pack import pack
+from planner.search.refine import option_moves
 from planner.search.supply import Supply, use_of
 
 
@@ -263,3 +264,51 @@ def test_zero_makes_room_where_it_may():
     without = find_plan(request_of(*nodes, model="opt-1.3b", global_batch=16), evaluations=40, peers=())
     assert all(stage.zero == 0 for p in without.plan.pipelines for stage in p.stages)
     assert plans[0].estimate.iteration_s <= without.estimate.iteration_s * 1.001
+
+
+def test_experts_are_tiled_where_one_device_cannot_hold_them():
+    request = request_of(("a", "A100-80", 4, 4), ("h", "H100", 4, 4), model="mixtral-8x7b", global_batch=64)
+    found = find_plan(request, evaluations=12, peers=())
+    tiles = {s.expert_parallel * s.expert_tensor for p in found.plan.pipelines for s in p.stages}
+    assert max(tiles) > 1
+    assert check_plan(found.plan, cluster=request.cluster, model=request.model) == ()
+
+
+def test_zero_and_tilings_are_moved_for_all_alike_pipelines():
+    request = request_of(("a", "A100-80", 4, 4), model="mixtral-8x7b", global_batch=64, max_zero=1)
+    plan = find_plan(request, evaluations=3, peers=()).plan
+    moved = list(option_moves(plan, request))
+    assert moved
+    for other in moved:
+        assert check_plan(other, cluster=request.cluster, model=request.model) == ()
+        assert other != plan
+        assert [p.micro_batches for p in other.pipelines] == [p.micro_batches for p in plan.pipelines]
+        changed = [
+            [(s.zero, s.expert_parallel, s.expert_tensor) for s in p.stages]
+            for p, own in zip(other.pipelines, plan.pipelines, strict=True)
+            if p != own
+        ]
+        assert changed
+
+
+def test_other_schedules_are_searched_too():
+    nodes = (("a", "A100-40", 4, 2), ("v", "V100-16", 4, 2))
+    one = find_plan(request_of(*nodes, global_batch=32), evaluations=20, peers=())
+    kinds = (ScheduleKind.ONE_F_ONE_B, ScheduleKind.ZERO_BUBBLE)
+    both = find_plan(request_of(*nodes, global_batch=32, schedules=kinds), evaluations=40, peers=())
+    assert both.estimate.iteration_s <= one.estimate.iteration_s
+    zero = find_plan(
+        request_of(*nodes, global_batch=32, schedules=(ScheduleKind.ZERO_BUBBLE,)), evaluations=20, peers=()
+    )
+    assert zero.plan.schedule is ScheduleKind.ZERO_BUBBLE
+
+
+def test_the_same_columns_whatever_else_was_completed():
+    """What a completion remembers changes nothing."""
+    request = request_of(*MIXED)
+    fresh, used = completion_of(request), completion_of(request)
+    templates = Enumeration().templates(fresh, 60)
+    used.columns(Enumeration().templates(used, 400))
+    a, b = fresh.columns(templates), used.columns(templates)
+    assert (a.bounds == b.bounds).all()
+    assert (a.seconds == b.seconds).all()

@@ -1,4 +1,13 @@
-"""The search for a plan: propose templates, complete, pack and refine them; prove small problems."""
+"""The search for a plan: propose templates, complete, pack and refine them; prove small problems.
+
+``find`` puts it together, ``judge`` is the only place that prices, ``score`` says what is better, ``found``
+is the answer. What a cluster offers: ``supply``.
+Propose: ``propose`` (sources; a learned one goes there too), ``batch`` (templates as arrays), ``moves``.
+Complete: ``columns`` with ``min_max`` (cuts), ``rows`` and ``held`` (seconds and memory of every run of
+blocks), ``network``. Pack: ``pack``. To plans: ``assemble``, ``place``, ``template``. All of it: ``broad``.
+Single devices of small clusters: ``refine``, ``complete``, ``cut``, ``deal``, ``stage_tables``; the proof:
+``exact`` with ``counts``. Beside it: ``migrate`` (changes of plan), ``money``.
+"""
 
 from .find import find_plan, is_small
 from .found import Found, Rival, Runner, signed

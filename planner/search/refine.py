@@ -6,8 +6,11 @@ from itertools import permutations
 
 from msgspec.structs import replace
 
+from arachne_runtime.plan.cluster import node_of
 from arachne_runtime.plan.plan import Pipeline, Plan, Replica, Stage
 
+from ..cost.experts import expert_tilings
+from ..request import Request
 from .complete import Completer
 from .judge import Judge
 from .place import PipelineSeats, Placement, StageSeats
@@ -50,6 +53,7 @@ class Refiner:
     def neighbours(self, plan: Plan) -> Iterator[Plan]:
         """Every plan that one move makes, cheap moves first, structural ones in a seeded order."""
         yield from number_moves(plan)
+        yield from option_moves(plan, self.completer.request)
         if not self.structural:
             return
         sizes = list(self._size_moves(plan))
@@ -88,6 +92,36 @@ def number_moves(plan: Plan) -> Iterator[Plan]:
             for pipeline in _pipeline_moves(plan.pipelines[members[0]]):
                 yield _with(plan, {p: _renumbered(plan.pipelines[p], pipeline) for p in members})
     yield from _count_moves(plan, [group[0] for group in groups], [group[-1] for group in groups])
+
+
+def option_moves(plan: Plan, request: Request) -> Iterator[Plan]:
+    """Another ZeRO stage or tiling of experts of a stage, in all pipelines like it."""
+    experts = max(block.experts for block in request.model.blocks)
+    for group in _alike(plan):
+        first = plan.pipelines[group[0]]
+        for s, stage in enumerate(first.stages):
+            for changed in _options(stage, experts, request.max_zero):
+                yield _with(plan, {p: _with_options(plan.pipelines[p], s, changed) for p in group})
+
+
+def _options(stage: Stage, experts: int, max_zero: int) -> Iterator[Stage]:
+    for zero in range(max_zero + 1):
+        if zero != stage.zero:
+            yield replace(stage, zero=zero)
+    if experts:
+        for parallel, tensor in expert_tilings([node_of(device) for device in stage.devices], experts):
+            if (parallel, tensor) != (stage.expert_parallel, stage.expert_tensor):
+                yield replace(stage, expert_parallel=parallel, expert_tensor=tensor)
+
+
+def _with_options(pipeline: Pipeline, s: int, like: Stage) -> Pipeline:
+    changed = replace(
+        pipeline.stages[s],
+        zero=like.zero,
+        expert_parallel=like.expert_parallel,
+        expert_tensor=like.expert_tensor,
+    )
+    return replace(pipeline, stages=(*pipeline.stages[:s], changed, *pipeline.stages[s + 1 :]))
 
 
 def _pipeline_moves(pipeline: Pipeline) -> Iterator[Pipeline]:
