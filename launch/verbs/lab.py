@@ -5,6 +5,8 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
@@ -49,24 +51,33 @@ def _run(words: list[str]) -> int:
         if os.getppid() != parent:
             os._exit(1)
 
-    try:
-        process = subprocess.Popen(words, preexec_fn=die_with_lab)
-    except OSError as error:
-        raise UsageError(f"cannot run {words[0]!r}: {error.strerror}") from error
-    try:
-        code = _wait(process)
-    finally:
-        if process.poll() is None:
-            _end(process)
+    with _ctrl_c_left_to_the_command():
+        try:
+            process = subprocess.Popen(words, preexec_fn=die_with_lab)
+        except OSError as error:
+            raise UsageError(f"cannot run {words[0]!r}: {error.strerror}") from error
+        try:
+            code = process.wait()
+        finally:
+            if process.poll() is None:
+                _end(process)
     return code if code >= 0 else 128 - code
 
 
-def _wait(process: subprocess.Popen[bytes]) -> int:
-    while True:
-        try:
-            return process.wait()
-        except KeyboardInterrupt:  # the terminal sent it to the command as well: let that end first
-            continue
+@contextmanager
+def _ctrl_c_left_to_the_command() -> Iterator[None]:
+    """The terminal sends it to the command as well, which ends first.
+
+    An exception here instead could come between the end of the command and the note of its exit code, which
+    would be lost. A handler that does nothing is not inherited, as ignoring the signal would be.
+    """
+    before = signal.getsignal(signal.SIGINT)
+    if before is not signal.SIG_IGN:
+        signal.signal(signal.SIGINT, lambda *_: None)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
