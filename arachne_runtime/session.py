@@ -105,8 +105,11 @@ class Session:
         if not isinstance(timeout_s, int | float) or not timeout_s > 0:
             raise UsageError(f"timeout_s={timeout_s!r} is no time to wait; give seconds, above 0")
         self._timeout_s = timeout_s
+        self._is_planless = self.plan is None
         self._engine: Engine | None = None
+        """The one that was made last: what ``batches`` loads rows for."""
         self._open = ExitStack()
+        self._engines: list[Engine] = []
         self._entered = False
 
     def __enter__(self) -> "Session":
@@ -130,8 +133,8 @@ class Session:
             if self.world_size > 1:
                 # a group that goes while another rank still receives fails that rank
                 dist.barrier(device_ids=[self.device.index] if self.device.type == "cuda" else None)
-            if self._engine is not None:
-                self._engine.close()
+            for engine in self._engines:
+                engine.close()
 
     def engine(
         self,
@@ -183,13 +186,14 @@ class Session:
             stochastic=stochastic,
         )
         parts = model if isinstance(model, ModelParts) else ModelParts.of(model)
-        if self.plan is None:
-            self.plan = lone_plan(parts.num_blocks)
+        plan = self.plan if self.plan and not self._is_planless else lone_plan(parts.num_blocks)
+        self.plan = plan
         recorder = None
         if self._trace is not None:
-            recorder = Recorder(self._trace, rank=self.rank, plan=self.plan, device=self.device)
+            recorder = Recorder(self._trace, rank=self.rank, plan=plan, device=self.device)
             self._open.enter_context(recorder)
-        self._engine = Engine(self.plan, parts, recipe, device=self.device, recorder=recorder)
+        self._engine = Engine(plan, parts, recipe, device=self.device, recorder=recorder)
+        self._engines.append(self._engine)
         return self._engine
 
     def batches(
@@ -235,7 +239,9 @@ class Session:
             raise UsageError(
                 "which rows this rank needs depends on its stage: call session.engine(...) before"
             )
-        refuse_no_integers(global_batch=global_batch, seed=seed, epochs=epochs, start=start)
+        refuse_no_integers(
+            global_batch=global_batch, seed=seed, epochs=epochs, start=start, num_workers=num_workers
+        )
         plan = self._engine.plan
         if plan.devices != (LONE_DEVICE,) and global_batch != plan.global_batch:
             raise UsageError(
@@ -287,6 +293,8 @@ def _path(text: str | None) -> Path | None:
 
 def _find_plan(asked: Plan | Path | str | None, around: Surroundings) -> Plan | None:
     """The script's plan, or the launcher's; UsageError where both speak and differ."""
+    if not isinstance(asked, Plan | Path | str | None):
+        raise UsageError(f"a plan is a Plan or the name of its file, not {type(asked).__name__}")
     mine = asked if isinstance(asked, Plan) or asked is None else read_plan(Path(asked))
     launched = read_plan(around.plan) if around.plan is not None else None
     if mine is not None and launched is not None and mine != launched:

@@ -184,6 +184,20 @@ def test_a_loss_of_many_numbers_is_refused():
         engine(loss=lambda output, batch: output - batch[1]).step(batch())
 
 
+def test_a_loss_without_gradients_is_refused():
+    with pytest.raises(ModelError, match=r"does not depend on the output by gradients.*leave \.detach"):
+        engine(loss=lambda output, batch: mse(output, batch).detach()).step(batch())
+    frozen = lambda: nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3)).requires_grad_(False)  # noqa: E731
+    assert engine(model=frozen).step(batch()).grad_norm == 0
+
+
+@pytest.mark.parametrize("off", [torch.no_grad, torch.inference_mode])
+def test_a_step_without_gradients_is_refused(off):
+    found = engine()
+    with off(), pytest.raises(UsageError, match=r"a step trains, but gradients are off here"):
+        found.step(batch())
+
+
 def test_a_mean_over_no_items_is_refused():
     with pytest.raises(UsageError, match="num_items counts 0 items"):
         engine(num_items=lambda batch: 0).step(batch())

@@ -191,6 +191,23 @@ def test_without_a_plan_one_process_trains_the_whole_model() -> None:
         assert engine.step(torch.ones(7, 2)).num_rows == 7
 
 
+def test_a_session_without_a_plan_takes_several_models() -> None:
+    with arachne.Session(device="cpu") as session:
+        first = make_engine(session)
+        second = make_engine(session, lambda: nn.Sequential(nn.Linear(2, 4), nn.Linear(4, 1)))
+        assert [engine.plan.num_blocks for engine in (first, second)] == [3, 2]
+        assert first.step(torch.ones(2, 2)).is_finite
+    for engine in (first, second):
+        with pytest.raises(arachne.UsageError, match="the engine is closed, since its session has ended"):
+            engine.step(torch.ones(2, 2))
+
+
+@pytest.mark.parametrize("plan", [{"format": "arachne.plan/1"}, 5])
+def test_what_is_no_plan_is_refused(plan: Any) -> None:
+    with pytest.raises(arachne.UsageError, match=r"a plan is a Plan or the name of its file, not (dict|int)"):
+        arachne.Session(plan)
+
+
 def test_options_reach_the_engine() -> None:
     parts = arachne.ModelParts.of(lambda: nn.Sequential(nn.Linear(2, 4), nn.Dropout(0.5), nn.Linear(4, 1)))
     options = {

@@ -167,6 +167,8 @@ class Engine:
             raise UsageError(
                 "the engine is closed, since its session has ended: train inside its `with` block"
             )
+        if not torch.is_grad_enabled():
+            raise UsageError("a step trains, but gradients are off here: take it outside torch.no_grad()")
         start = time.perf_counter()
         batch = as_step_batch(batch)
         self._refuse_rows(batch.num_rows)

@@ -212,6 +212,11 @@ class Player:
             raise ModelError(
                 f"loss(output, batch) must return one number, the mean over its samples; got {what}"
             )
+        if any(tensor.requires_grad for tensor in outputs) and not loss.requires_grad:
+            raise ModelError(
+                "loss(output, batch) does not depend on the output by gradients: nothing would be trained; "
+                "leave .detach(), .item() and torch.no_grad() out of it"
+            )
         weighted = loss * weight.of(num_rows)
         if self._watched and self._play.splits:
             self._play.loss_rule.refuse(outputs, samples, loss.detach())
