@@ -134,3 +134,34 @@ def test_pipelines_of_unlike_devices_are_not_alike():
 def test_short_names():
     assert short(["a-0:0", "a-0:1", "a-0:3", "b:0", "a-0:2"]) == "a-0:0-1 a-0:3 b:0 a-0:2"
     assert numbers([0, 1, 2, 5, 7, 8]) == "0-2, 5, 7-8"
+
+
+def bare(pipeline: Pipeline) -> Pipeline:
+    """The pipeline with the number of each replica's devices in place of their names."""
+
+    def of(stage: Stage) -> Stage:
+        counted = tuple(msgspec.structs.replace(r, devices=("x:0",) * len(r.devices)) for r in stage.replicas)
+        return msgspec.structs.replace(stage, replicas=counted)
+
+    return msgspec.structs.replace(pipeline, stages=tuple(map(of, pipeline.stages)))
+
+
+@given(settings_of_a_plan())
+def test_alike_is_equal_but_for_names(setting):
+    _, _, plan = setting
+    groups = alike(plan)
+    assert sorted(p for group in groups for p in group.pipelines) == list(range(len(plan.pipelines)))
+    kinds = [{bare(plan.pipelines[p]) for p in group.pipelines} for group in groups]
+    assert all(len(kind) == 1 for kind in kinds)
+    assert len({min(kind, key=repr) for kind in kinds}) == len(groups)
+
+
+def test_other_cuts_are_not_alike():
+    plan = many(copies=2, width=2)
+    first, last = plan.pipelines[1].stages
+    moved = tuple(
+        msgspec.structs.replace(stage, layers=layers) for stage, layers in ((first, (0, 3)), (last, (3, 5)))
+    )
+    other = msgspec.structs.replace(plan.pipelines[1], stages=moved)
+    plan = msgspec.structs.replace(plan, pipelines=(plan.pipelines[0], other))
+    assert [group.pipelines for group in alike(plan)] == [(0,), (1,)]
