@@ -36,8 +36,8 @@ def measure(options: Options) -> Iterator[Result]:
     for training in found.trainings:
         print(f"{training.name}: {training.step_s:.3f} s a step, {training.samples_per_s:.1f} samples/s")
     yield at_least("plan-over-even-ddp", found.speedup, "x", bound=1.5)
-    yield at_least("share-of-ideal", found.share_of_ideal, "of 1", bound=0.85)
-    yield at_most("prediction-error", abs(found.prediction_error), "of 1", bound=0.10)
+    yield at_least("share-of-ideal", found.share_of_ideal, "of 1", bound=0.88)
+    yield at_most("prediction-error", abs(found.prediction_error), "of 1", bound=0.05)
     yield at_most("loss-gap", found.loss_gap, "nats", bound=1e-4)
 
 

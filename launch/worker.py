@@ -37,7 +37,7 @@ LAST_WORK_S = 0.1
 """How long what a script made outlives it: gloo's thread lets go of the last tensors in this time.
 
 It holds a lock of the process group meanwhile and waits for Python's, which a DDP model that is destroyed
-holds while it waits for the group's: a demo hung at the end of its DDP training, (torch 2.13)."""
+holds while it waits for the group's: a demo hung at the end of its DDP training (torch 2.13)."""
 _PARENT_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of prctl(2)
 _LOST_PEER = (
     "connection closed by peer",
