@@ -17,6 +17,8 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
+from msgspec.structs import replace
+
 from arachne_runtime.errors import NoFeasiblePlanError, NotMeasuredError
 from arachne_runtime.plan.plan import Plan
 from arachne_runtime.plan.schedule import PLAYABLE
@@ -53,7 +55,7 @@ def measured(cell: Cell, budget_s: float, folder: Path | None) -> Record:
         "commit": commit(),
         "budget_s": budget_s,
     }
-    request = cell.request()
+    request, larger = cell.request(), cell.request(schedules=tuple(PLAYABLE), half_layers=True)
     start, cpu = time.monotonic(), time.thread_time()
     for name in [peer.name for peer in PEERS] + ["ours", "larger"]:
         if name in record:
@@ -61,9 +63,9 @@ def measured(cell: Cell, budget_s: float, folder: Path | None) -> Record:
         waited = (time.monotonic() - start) / max(time.thread_time() - cpu, 1e-3)
         stretched = max(budget_s, min(budget_s * waited, MOST_STRETCHED_S))
         if name == "ours":
-            record[name] = _ours(request, stretched)
+            record[name] = _ours(request, stretched, larger)
         elif name == "larger":
-            record[name] = _ours(cell.request(schedules=tuple(PLAYABLE), half_layers=True), stretched)
+            record[name] = _ours(larger, stretched)
         else:
             record[name] = _peer(name, request, budget_s)
         if file is not None:
@@ -92,7 +94,8 @@ def _peer(name: str, request: Request, budget_s: float) -> Record:
     return {"samples_per_s": _throughput(plan, request), "seconds": seconds}
 
 
-def _ours(request: Request, budget_s: float) -> Record:
+def _ours(request: Request, budget_s: float, larger: Request | None = None) -> Record:
+    """What our search finds, and what that is worth as a plan of the larger space."""
     start, cpu = time.monotonic(), time.thread_time()
     try:
         found = find_plan(request, time_budget_s=budget_s)
@@ -111,8 +114,31 @@ def _ours(request: Request, budget_s: float) -> Record:
         "idle": len(request.cluster.devices) - len(found.plan.devices),
         "iteration_s": losses.iteration_s,
         "ideal_s": losses.ideal_s,
+        "in_larger": _in_half_layers(found.plan, request, larger) if larger else None,
         "losses_s": {str(loss.kind): loss.seconds for loss in losses.parts},
     }
+
+
+def _in_half_layers(plan: Plan, request: Request, larger: Request) -> float | None:
+    """Samples a second of a plan as one of half-layer blocks: the larger space has it too."""
+    last, last_half = len(request.model.blocks), len(larger.model.blocks)
+    assert last_half == 2 * last - 2  # all but the first and the last block are in two
+
+    def halved(bound: int) -> int:
+        return last_half if bound == last else max(0, 2 * bound - 1)
+
+    pipelines = tuple(
+        replace(
+            pipeline,
+            stages=tuple(
+                replace(stage, layers=(halved(stage.layers[0]), halved(stage.layers[1])))
+                for stage in pipeline.stages
+            ),
+        )
+        for pipeline in plan.pipelines
+    )
+    outcome = price(replace(plan, pipelines=pipelines), larger)
+    return outcome.samples_per_s if isinstance(outcome, Estimate) else None
 
 
 def _throughput(plan: Plan, request: Request) -> float:
@@ -150,9 +176,10 @@ class Outcome:
 
     @property
     def gain(self) -> float | None:
-        """The larger space over ours."""
-        larger = self.record["larger"]["samples_per_s"]
-        return larger / self.ours if larger and self.ours else None
+        """The larger space over ours: what a search found there, or our plan in it where that is better."""
+        found, plain = self.record["larger"]["samples_per_s"], self.record["ours"].get("in_larger")
+        best = max(found or 0.0, plain or 0.0)
+        return best / self.ours if best and self.ours else None
 
     @property
     def share(self) -> float:

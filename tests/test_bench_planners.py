@@ -59,6 +59,9 @@ def test_never_below_the_best_peer():
     assert found["planners-median-ratio"] == (pytest.approx(1.35), True)
     assert found["planners-median-gain-of-larger-space"] == (pytest.approx(1.1), True)
     assert found["planners-losses-add-up"][1]
+    in_larger = record(10.0, 9.0, amp=5.0)
+    in_larger.record["ours"]["in_larger"] = 10.5
+    assert in_larger.gain == pytest.approx(1.05)
     below = verdict(record(12.0, metis=10.0), record(9.9, sailor=10.0))
     assert below["planners-worst-ratio"] == (pytest.approx(0.99), False)
 
@@ -83,6 +86,8 @@ def test_a_cell_goes_on_where_it_stopped(tmp_path):
     assert json.loads(file.read_text()) == first
     assert first["ours"]["samples_per_s"] > 0
     assert Outcome(first).ratio >= 1 - 1e-9
+    # half-layer blocks are dearer in the price by their own boundaries' activations at most
+    assert first["ours"]["in_larger"] == pytest.approx(first["ours"]["samples_per_s"], rel=0.05)
     kept = {name: value for name, value in first.items() if name != "ours"}
     file.write_text(json.dumps(kept | {"amp": {"samples_per_s": 123.0, "seconds": 0.0}}))
     again = measured(SMALL, 1.0, tmp_path)
