@@ -113,6 +113,7 @@ class Rows:
             optimizer = (dense / width + experts / max(1, width * tp / tile)) if zero else dense + experts
             states = (dense + experts) * (sizes.weight + sizes.gradient) + optimizer * sizes.optimizer
             each = (states + max(kept, optimizer * sizes.weight)) / self.num_alike
+            each = max(each, 1.0)  # a model may have no parameters and keep nothing
             found = self._parts[row] = min(1.0, self.supply.pools[pool].room_bytes // each / self.num_alike)
         return found
 
