@@ -312,3 +312,14 @@ def test_the_same_columns_whatever_else_was_completed():
     a, b = fresh.columns(templates), used.columns(templates)
     assert (a.bounds == b.bounds).all()
     assert (a.seconds == b.seconds).all()
+
+
+def test_a_mixture_of_unlike_pipelines_wins_where_no_single_template_does():
+    """Four fast devices beside twelve slow ones: by the closed form a mixture is best."""
+    request = request_of(("v", "V100-16", 4, 3), ("h", "H100", 4, 1), global_batch=256)
+    completion = completion_of(request)
+    columns = completion.columns(Enumeration().templates(completion, 2400))
+    best = columns.take(np.argsort(columns.seconds, kind="stable")[:800])
+    _, packings = pack(completion, best, 1.1 * float(best.seconds.min()))
+    assert len(packings[0].columns) > 1
+    assert packings[0].seconds < float(best.seconds.min())

@@ -33,6 +33,9 @@ BEAM = 8
 """Columns whose neighbours are completed in a round."""
 
 MOST_ROUNDS = 40
+PACKED_NEAR = 1.1
+"""Mixtures are looked for up to this part of the best template's time: their reductions are priced high."""
+
 NEAR = 1.02
 """A column whose closed form is above the best one by more is not priced: the form errs by 1 % usually."""
 
@@ -89,8 +92,8 @@ class Broad:
         if self.columns is None or self.request.objective is Objective.COST:
             return
         order = self._order()[:MOST_PACKED]
-        best_s = float(self.columns.seconds[order[0]])
-        single, packings = pack(self.completion, self.columns.take(order), best_s)
+        most_s = PACKED_NEAR * float(self.columns.seconds[order[0]])
+        single, packings = pack(self.completion, self.columns.take(order), most_s)
         for packing in packings[:PRICED_EACH]:
             parts = [part_of(single, k, takes) for k, takes in packing.columns]
             for by_stage in (False, True):
