@@ -129,7 +129,7 @@ def test_packings_of_devices_are_all_there_once():
 # --- any size
 
 
-@settings(max_examples=6, deadline=None)
+@settings(max_examples=3, deadline=None)
 @given(st.integers(0, 10_000))
 def test_never_worse_than_a_rival_and_by_the_rules(seed):
     request = random_request(seed, MIDDLE)
