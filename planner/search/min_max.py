@@ -1,7 +1,9 @@
 """Exact cuts of many pipelines at once: the slowest stage as fast as it can be within every stage's memory.
 
 Greedy under a bound on the stage time, and a bisection on that bound for all pipelines together. Exact:
-after a failure the bound rises at least to the next value that any stage could have used.
+after a failure the bound rises at least to the next value that any stage could have used. Where the greedy
+walk leaves a stage a first block that it cannot own, though an earlier one could have owned less, every
+start of every stage is looked at instead.
 """
 
 from dataclasses import dataclass
@@ -57,7 +59,7 @@ def min_max_cuts(stages: Stages) -> Cuts:
     slowest = np.full(number, np.inf)
     walk = _Walk(stages)
     everyone = np.arange(number)
-    most, found, _ = walk.greedy(everyone, np.full(number, np.inf))
+    most, found, _ = walk.cut(everyone, np.full(number, np.inf))
     good = np.isfinite(most)
     slowest[good], bounds[good] = most[good], found[good]
     low = np.where(good, walk.least_possible(everyone), np.inf)
@@ -67,7 +69,7 @@ def min_max_cuts(stages: Stages) -> Cuts:
         if not len(active):
             break
         middle = 0.5 * (low[active] + slowest[active])
-        most, found, above = walk.greedy(active, middle)
+        most, found, above = walk.cut(active, middle)
         good = np.isfinite(most)
         slowest[active[good]], bounds[active[good]] = most[good], found[good]
         low[active[~good]] = np.maximum(middle[~good], above[~good])
@@ -86,46 +88,106 @@ class _Walk:
         self.binds = bool((stages.stops < self.length).any())
 
     def least_possible(self, rows: Ints) -> Floats:
-        """No cut has a faster slowest stage: all work spread evenly by speed, blocks as if they were sand."""
-        whole = self.of.times[self.of.row[rows], -1]
-        there = np.arange(whole.shape[1]) < self.of.depth[rows, None]
-        pace: Floats = 1 / np.where(there, 1 / whole, 0).sum(axis=1)
-        return pace * (1 - ROUNDING)
+        """No cut has a faster slowest stage.
 
-    def greedy(self, rows: Ints, bound_s: Floats) -> tuple[Floats, Ints, Floats]:
-        """Slowest stage (inf where it fails), bounds, and the least bound under which anything changes."""
-        of, length = self.of, self.length
-        size = of.row.shape[1]
-        depth = of.depth[rows]
+        With any weights w, sum of w_s t_s <= T sum of w_s, and each block takes at least its least weighted
+        seconds; w_s = 1 / seconds of the whole model there is tight where the blocks keep their proportions.
+        """
+        depth, row = self.of.depth[rows], self.of.row[rows]
+        whole = self.of.times[:, -1]
+        part = np.diff(self.of.times, axis=1) / whole[:, None]
+        least = np.full((len(rows), self.length), np.inf)
+        pace = np.zeros(len(rows))
+        for s in range(row.shape[1]):
+            there = s < depth
+            least[there] = np.minimum(least[there], part[row[there, s]])
+            pace[there] += 1 / whole[row[there, s]]
+        possible: Floats = least.sum(axis=1) / pace * (1 - ROUNDING)
+        return possible
+
+    def cut(self, rows: Ints, bound_s: Floats) -> tuple[Floats, Ints, Floats]:
+        """Slowest stage (inf where no cut has a faster one), bounds, and the next bound that could do."""
+        slowest, bounds, above, stuck = self._greedy(rows, bound_s)
+        if stuck.any():
+            slowest[stuck], bounds[stuck], above[stuck] = self._all_starts(rows[stuck], bound_s[stuck])
+        return slowest, bounds, above
+
+    def _greedy(self, rows: Ints, bound_s: Floats) -> tuple[Floats, Ints, Floats, NDArray[np.bool_]]:
+        """As ``cut``, each stage as far as it can; and where a stage could not own its first block."""
+        size, depth = self.of.row.shape[1], self.of.depth[rows]
         at = np.zeros(len(rows), np.int64)
         bounds = np.zeros((len(rows), size + 1), np.int64)
         slowest, above = np.zeros(len(rows)), np.full(len(rows), np.inf)
-        failed = np.zeros(len(rows), bool)
+        stuck = np.zeros(len(rows), bool)
         for s in range(size):
             there = s < depth
-            row = of.row[rows, s]
-            most = np.minimum(of.stops[of.reach[rows, s], at], length - np.maximum(depth - 1 - s, 0))
-            stop, took, next_s = self._step(self.plain, row, at, most, bound_s)
-            if self.binds:
-                again = self._again(rows, s, row, at, bound_s, depth)
-                better = again[0] > stop
-                stop, took = np.where(better, again[0], stop), np.where(better, again[1], took)
-                next_s = np.minimum(next_s, again[2])
-            failed |= there & (stop <= at)
+            stop, took, next_s = self._furthest(rows, s, at, bound_s)
+            stuck |= there & (stop <= at)
             at = np.where(there, np.maximum(stop, at), at)
             slowest = np.where(there, np.maximum(slowest, took), slowest)
             above = np.where(there, np.minimum(above, next_s), above)
             bounds[:, s + 1] = at
-        failed |= at < length
-        bounds[:, 1:] = np.where(np.arange(size) >= depth[:, None] - 1, length, bounds[:, 1:])
-        return np.where(failed, np.inf, slowest), bounds, above
+        failed = stuck | (at < self.length)
+        bounds[:, 1:] = np.where(np.arange(size) >= depth[:, None] - 1, self.length, bounds[:, 1:])
+        return np.where(failed, np.inf, slowest), bounds, above, stuck
 
-    def _again(
-        self, rows: Ints, s: int, row: Ints, at: Ints, bound_s: Floats, depth: Ints
-    ) -> tuple[Ints, Floats, Floats]:
-        of = self.of
-        most = np.minimum(of.stops_again[of.reach[rows, s], at], self.length - np.maximum(depth - 1 - s, 0))
-        return self._step(self.again, row, at, most, bound_s)
+    def _all_starts(self, rows: Ints, bound_s: Floats) -> tuple[Floats, Ints, Floats]:
+        """As ``cut``, by which starts of each stage let the rest be owned, from the last stage backwards."""
+        number, size = len(rows), self.of.row.shape[1]
+        depth = self.of.depth[rows]
+        starts = np.tile(np.arange(self.length + 1), number)
+        far = np.zeros((size, number, self.length + 1), np.int64)
+        good = np.zeros((size + 1, number, self.length + 1), bool)
+        good[depth, np.arange(number), self.length] = True
+        above = np.full(number, np.inf)
+        for s in reversed(range(size)):
+            there = s < depth
+            again = np.repeat(rows, self.length + 1), np.repeat(bound_s, self.length + 1)
+            stop, _, next_s = self._furthest(again[0], s, starts, again[1])
+            far[s] = stop.reshape(number, -1)
+            above[there] = np.minimum(above, next_s.reshape(number, -1).min(axis=1))[there]
+            before = np.cumsum(good[s + 1], axis=1)
+            here = np.take_along_axis(before, far[s], axis=1) > before
+            good[s][there] = here[there]
+        return *self._bounds_of(rows, far, good), above
+
+    def _bounds_of(self, rows: Ints, far: Ints, good: NDArray[np.bool_]) -> tuple[Floats, Ints]:
+        """The cut that leans to the first stages among those that ``good`` starts allow, and its slowest."""
+        size, depth, each = len(far), self.of.depth[rows], np.arange(len(rows))
+        bounds = np.full((len(rows), size + 1), self.length)
+        slowest = np.zeros(len(rows))
+        at = np.zeros(len(rows), np.int64)
+        bounds[:, 0] = at
+        for s in range(size):
+            there = s < depth
+            allowed = good[s + 1] & (np.arange(self.length + 1) <= far[s, each, at][:, None])
+            stop = np.where(there, self.length - np.argmax(allowed[:, ::-1], axis=1), self.length)
+            took = self._took(rows, s, at, stop)
+            slowest = np.where(there, np.maximum(slowest, took), slowest)
+            at = bounds[:, s + 1] = stop
+        return np.where(good[0, each, 0], slowest, np.inf), bounds
+
+    def _took(self, rows: Ints, s: int, at: Ints, stop: Ints) -> Floats:
+        """Seconds of stage ``s`` from ``at`` to ``stop``, with recomputation where memory asks for it."""
+        of, row = self.of, self.of.row[rows, s]
+        plain = of.stops[of.reach[rows, s], at] >= stop
+        prefix = np.where(plain[:, None], of.times[row], of.again[row])
+        each = np.arange(len(rows))
+        took: Floats = prefix[each, stop] - prefix[each, at]
+        return took
+
+    def _furthest(self, rows: Ints, s: int, at: Ints, bound_s: Floats) -> tuple[Ints, Floats, Floats]:
+        """Of stage ``s``: furthest stop that leaves a block to every later stage, its seconds, the next's."""
+        of, row, reach = self.of, self.of.row[rows, s], self.of.reach[rows, s]
+        last = self.length - np.maximum(of.depth[rows] - 1 - s, 0)
+        stop, took, next_s = self._step(self.plain, row, at, np.minimum(of.stops[reach, at], last), bound_s)
+        if self.binds:
+            most = np.minimum(of.stops_again[reach, at], last)
+            again = self._step(self.again, row, at, most, bound_s)
+            better = again[0] > stop
+            stop, took = np.where(better, again[0], stop), np.where(better, again[1], took)
+            next_s = np.minimum(next_s, again[2])
+        return stop, took, next_s
 
     def _step(
         self, search: "_Search", row: Ints, at: Ints, most: Ints, bound_s: Floats
