@@ -1,3 +1,5 @@
+"""What every benchmark prints, writes and exits with."""
+
 import json
 
 import pytest

@@ -1,3 +1,5 @@
+"""Any plan trains like one process: random plans on real ranks."""
+
 import random
 from collections import defaultdict
 from dataclasses import replace

@@ -1,3 +1,5 @@
+"""What ranks tell of a failure, and which rows they read."""
+
 import math
 import weakref
 from pathlib import Path

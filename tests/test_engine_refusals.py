@@ -1,3 +1,5 @@
+"""What the engine refuses before the first step, with the way out."""
+
 from dataclasses import replace
 
 import msgspec

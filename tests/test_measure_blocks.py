@@ -1,3 +1,5 @@
+"""Which blocks are timed, and what the model file says of them."""
+
 from itertools import pairwise
 
 import pytest

@@ -1,3 +1,5 @@
+"""Which pairs of devices exchange messages, and what is read from their times."""
+
 import math
 import time
 

@@ -1,3 +1,5 @@
+"""``arachne profile``: from a workload to the files of a planner."""
+
 import json
 import os
 import re

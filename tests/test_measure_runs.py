@@ -1,3 +1,5 @@
+"""A recorded run beside the price of its plan."""
+
 import json
 from pathlib import Path
 

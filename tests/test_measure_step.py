@@ -1,3 +1,5 @@
+"""What a step costs beside its blocks."""
+
 import itertools
 
 import torch

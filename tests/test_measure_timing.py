@@ -1,3 +1,5 @@
+"""How pieces of work are timed: rounds, means, phases."""
+
 import os
 import subprocess
 import sys

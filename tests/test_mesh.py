@@ -1,3 +1,5 @@
+"""Process groups: made once, in one order, with their members."""
+
 import msgspec
 import pytest
 import torch

@@ -1,3 +1,5 @@
+"""The total order of communication: no deadlock, every row once, every sum by its holders."""
+
 import random
 from dataclasses import dataclass
 from itertools import pairwise

@@ -1,3 +1,5 @@
+"""The harness that runs ranks: results, failures, hangs."""
+
 import os
 import subprocess
 import sys
