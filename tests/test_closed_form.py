@@ -69,7 +69,7 @@ def test_error_of_the_closed_form(kind, chunks, longest):
     assert np.max(errors) <= worst
 
 
-def test_an_interleaved_pipeline_whose_chunks_are_alike_is_told_within_one_percent():
+def test_an_interleaved_pipeline_whose_chunks_are_alike_is_told_within_1_2_percent():
     rng = np.random.default_rng(5)
     errors = []
     for rows in (2, 3, 4):
