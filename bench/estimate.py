@@ -95,7 +95,7 @@ def _left_out_sequences() -> Iterator[float]:
             known = measured_of(spec)
             assert known is not None
             others = replace(known, references=tuple(r for r in known.references if r.spec != spec))
-            for device in {t.device for r in others.references for t in r.packed.timings}:
+            for device in dict.fromkeys(t.device for r in others.references for t in r.packed.timings):
                 for row in known.exact("layer", device, 1):
                     if _brackets(others, device, sequence):
                         told = _told(others, device, row.samples)

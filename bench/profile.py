@@ -43,7 +43,7 @@ def profile(samples: tuple[int, ...]) -> Profile:
 
 def model_s(found: Profile, device: str, samples: int) -> float:
     """Seconds of one forward and backward through one block of each kind."""
-    costs = [found.block(kind, device, 1, samples) for kind in {t.kind for t in found.timings}]
+    costs = [found.block(kind, device, 1, samples) for kind in dict.fromkeys(t.kind for t in found.timings)]
     return sum(cost.forward_s + cost.backward_s for cost in costs)
 
 

@@ -20,7 +20,7 @@ class PriceAnswer(Answer, frozen=True, kw_only=True):
     iteration_s: Seconds
     samples_per_s: float
     price_per_hour: float | None
-    """Devices in use and traffic, in the currency of the cluster file; None where a device has no price."""
+    """Of the devices in use, in the currency of the cluster file; None where one has no price."""
     cost_per_sample: float | None
     limits: str
     """One sentence: what sets the pace."""

@@ -55,7 +55,7 @@ def why_slower(best: Losses, other: Losses) -> str:
     """What another plan loses more than the best one: ``bubbles +31 ms, hops +4 ms``."""
     gap = other.iteration_s - best.iteration_s
     if gap <= 0:
-        return "as fast"
+        return "no slower"
     more = [(b.seconds - a.seconds, a.kind) for a, b in zip(best.parts, other.parts, strict=True)]
     more.sort(key=lambda row: -row[0])
     named = [f"{kind} +{format_seconds(s)}" for s, kind in more[:2] if s > 0.05 * gap]

@@ -147,7 +147,6 @@ class Architecture:
     """Longest sequence where positions are learned, or None."""
     token_types: int = 0
     tied: bool
-    causal: bool = True
     head_transform: bool = False
     """BERT's: a dense layer, a norm and a bias of the vocabulary before and after the tied matrix."""
 

@@ -124,7 +124,6 @@ def _bert(c: Config) -> Architecture:
         longest=longest,
         token_types=c.count("type_vocab_size", 2),
         tied=c.flag("tie_word_embeddings", True),
-        causal=False,
         head_transform=True,
     )
 

@@ -25,7 +25,6 @@ class Gain(Document, frozen=True, kw_only=True):
     """Of the best plan found with them."""
     gain: float
     """Of throughput: 0.05 is 5 % more. 0 where no faster plan was found in the budget."""
-
     at_same_share: float
     """The gain of a plan that reaches the same share of the ideal with them."""
 

@@ -1,16 +1,16 @@
-"""The answer of a search: the plan, what it was compared with, and why the others lose."""
+"""The answer of a search: the plan, what it was compared with, and what came next."""
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 from msgspec.structs import replace
 
 from arachne_runtime.plan.cluster import node_of
 from arachne_runtime.plan.files import digest
 from arachne_runtime.plan.plan import MadeBy, Plan, Predicted
-from arachne_runtime.units import Seconds, format_seconds
+from arachne_runtime.units import Seconds
 
-from ..cost import Breakdown, Estimate
+from ..cost import Estimate
 from ..request import Request
 from .judge import Priced
 
@@ -34,16 +34,6 @@ class Runner:
 
     plan: Plan
     estimate: Estimate
-    _best: Priced = field(repr=False)
-
-    @property
-    def why(self) -> str:
-        """What it spends its longer iteration on, or why it loses in spite of a shorter one."""
-        longer = self.estimate.iteration_s - self._best.estimate.iteration_s
-        if longer <= 0:
-            return "not slower, but no better under the objective"
-        most = max(_differences(self._best, self.plan, self.estimate), key=lambda part: part[1])
-        return f"{format_seconds(longer)} longer: {format_seconds(most[1])} more {most[0]}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,13 +68,12 @@ class Found:
 
 def runners(kept: Sequence[Priced]) -> tuple[Runner, ...]:
     """The best plan of each other structure, best first."""
-    best = kept[0]
-    seen = {_structure(best.plan)}
+    seen = {_structure(kept[0].plan)}
     found: list[Runner] = []
     for other in kept[1:]:
         if _structure(other.plan) not in seen and len(found) < MOST_RUNNERS:
             seen.add(_structure(other.plan))
-            found.append(Runner(other.plan, other.estimate, best))
+            found.append(Runner(other.plan, other.estimate))
     return tuple(found)
 
 
@@ -94,20 +83,6 @@ def _structure(plan: Plan) -> object:
         (p.micro_batch, tuple((s.layers, len(s.replicas), len(s.replicas[0].devices)) for s in p.stages))
         for p in plan.pipelines
     )
-
-
-def _differences(best: Priced, plan: Plan, estimate: Estimate) -> Iterator[tuple[str, Seconds]]:
-    """By what the busiest device of each does, how much more the other takes."""
-    ours, theirs = _busiest(best.plan, best.estimate), _busiest(plan, estimate)
-    yield "computing", theirs.compute_s - ours.compute_s
-    yield "in bubbles", theirs.bubble_s - ours.bubble_s
-    yield "for messages", theirs.hop_s - ours.hop_s
-    yield "for reductions and waiting for them", theirs.sync_s - ours.sync_s
-    yield "in the optimizer", theirs.update_s - ours.update_s
-
-
-def _busiest(plan: Plan, estimate: Estimate) -> Breakdown:
-    return max((estimate.breakdown[d] for d in plan.devices), key=lambda parts: parts.compute_s)
 
 
 def signed(found: Found, request: Request, *, version: str, seed: int = 0) -> Plan:
