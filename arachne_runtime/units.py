@@ -7,6 +7,7 @@ Seconds: TypeAlias = float
 
 GIB = 2**30
 GB = 10**9
+HOUR_S: Seconds = 3600.0
 
 
 def format_seconds(seconds: Seconds) -> str:

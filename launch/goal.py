@@ -5,12 +5,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from arachne_runtime.errors import UsageError
-from arachne_runtime.units import Seconds
+from arachne_runtime.units import HOUR_S, Seconds
 
 if TYPE_CHECKING:  # loads NumPy, which `arachne --help` does without
     from planner.request import Objective
 
-HOUR_S = 3600.0
 _KIND = re.compile(r"(throughput|cost)(?:@([0-9.]+))?")
 _DEADLINE = re.compile(r"([0-9]+(?:\.[0-9]+)?(?:e[0-9]+)?)/([0-9.]+)h")
 

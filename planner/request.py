@@ -11,7 +11,7 @@ from arachne_runtime.plan.model import ModelSpec
 from arachne_runtime.plan.plan import Plan, ScheduleKind
 from arachne_runtime.plan.profile import Profile
 from arachne_runtime.plan.schedule import PRICEABLE
-from arachne_runtime.units import Seconds
+from arachne_runtime.units import HOUR_S, Seconds
 
 from .cost.fleet import Fleet
 from .cost.tables import Tables
@@ -20,7 +20,7 @@ PAUSE_S: Seconds = 20.0
 """Training stands still for so long at a change of plan, moving state aside: 19 to 21 s in all are published
 for Arachne (arXiv 2609.34244), which moves 5.2 GB a rank in 4.0 s of them. A default."""
 
-CHANGE_EVERY_S: Seconds = 3600.0
+CHANGE_EVERY_S: Seconds = HOUR_S
 """Expected time until the next change of the cluster, by which a change of plan must pay. A default."""
 
 MOST_ZERO = 3
@@ -69,6 +69,11 @@ class Request:
         _check_measured(self)
         self.fleet  # noqa: B018 - an unknown device type ends here, not in the middle of a search
         _check_prices(self)
+
+    @property
+    def most_micro_batch(self) -> int:
+        """Largest micro-batch that it allows, in samples."""
+        return min(self.global_batch, self.max_micro_batch or self.global_batch)
 
     @property
     def counts_money(self) -> bool:

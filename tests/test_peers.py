@@ -20,8 +20,6 @@ from planner import catalog
 from planner.cost import Estimate, price
 from planner.exhaustive import Limits, random_request
 from planner.peers import PEERS, Amp, Espresso, Even, HexiScale, Metis, Sailor, Strategy, Uniform
-from planner.peers import even as even_module
-from planner.peers import uniform as uniform_module
 from planner.peers.cuts import (
     even_layers,
     in_proportion,
@@ -114,7 +112,7 @@ class TestEven(StrategyContract):
     @some
     @given(requests)
     def test_every_device_holds_the_model_and_takes_the_same_to_one_sample(self, request_: Request):
-        plan = even_module.propose(request_)
+        plan = Even().propose(request_)
         if plan is not None:
             (pipeline,) = plan.pipelines
             (stage,) = pipeline.stages
@@ -128,7 +126,7 @@ class TestUniform(StrategyContract):
     @some
     @given(requests)
     def test_all_devices_stand_in_equal_stages_of_even_layers(self, request_: Request):
-        plan = uniform_module.propose(request_)
+        plan = Uniform().propose(request_)
         if plan is None:
             return
         assert len({tuple(s.layers for s in p.stages) for p in plan.pipelines}) == 1

@@ -9,12 +9,11 @@ from arachne_runtime.errors import NoFeasiblePlanError, UsageError
 from arachne_runtime.plan.cluster import Cluster, Network, NetworkPair, NodeEntry
 from planner import catalog
 from planner.cost import Estimate, price
-from planner.cost.money import traffic_price
+from planner.cost.money import price_per_hour, traffic_price
 from planner.exhaustive import Limits, random_request
 from planner.request import Objective, Request
 from planner.search import find_plan
 from planner.search.migrate import change_seconds
-from planner.search.money import price_per_hour
 
 LIMITS = Limits(devices=3, blocks=4, global_batch=8)
 
@@ -106,7 +105,7 @@ def test_paid_traffic_is_counted_and_avoided():
     both = plan_for(*ZONES, pair=far(5.0)).plan
     assert len({d.partition(":")[0] for d in both.devices}) == 2
     assert traffic_price(both, request.tables) > 0
-    assert price_per_hour(both, 1.0, request) > price_per_hour(both, 2.0, request) > 24.0
+    assert price_per_hour(both, 1.0, request.tables) > price_per_hour(both, 2.0, request.tables) > 24.0
     assert free.plan.pipelines
 
 

@@ -47,6 +47,11 @@ class ParameterBytes(Document, frozen=True, kw_only=True):
     optimizer: int = 8
     """Adam in fp32 keeps two moments: 8 bytes; beside 16-bit weights an fp32 copy of them too: 12."""
 
+    @property
+    def total(self) -> int:
+        """Weight, gradient and optimizer states together."""
+        return self.weight + self.gradient + self.optimizer
+
 
 class ModelSpec(Document, frozen=True, kw_only=True):
     """A model as the planner sees it: blocks 0..L-1 in the order of execution."""

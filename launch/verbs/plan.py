@@ -10,11 +10,13 @@ import typer
 
 from arachne_runtime import __version__
 from arachne_runtime.errors import NoFeasiblePlanError, UsageError
+from arachne_runtime.plan.cluster import Cluster
 from arachne_runtime.plan.files import read_cluster, write
 from arachne_runtime.plan.model import ModelSpec
+from arachne_runtime.plan.profile import Profile
 from arachne_runtime.units import Seconds, format_seconds
 
-from ..goal import goal_from
+from ..goal import Goal, goal_from
 from ..inputs import model_from, profile_from
 
 if TYPE_CHECKING:  # loads NumPy, which `arachne --help` does without
@@ -23,8 +25,10 @@ if TYPE_CHECKING:  # loads NumPy, which `arachne --help` does without
     from planner.explain import Gain
 
 WHAT_IF_PART = 0.1
-MOST_WHAT_IF_S = 0.5
 """Of the search's time, for each device type: how long to look for what one more device would give."""
+
+MOST_WHAT_IF_S: Seconds = 0.5
+"""No longer than this for each, however long the search."""
 
 
 def command(
@@ -49,7 +53,7 @@ def command(
 
     Says what limits it and what came next; exit code 4 where no plan fits.
     """
-    from planner import Request, find_plan, signed
+    from planner import find_plan, signed
 
     from ..report import answers
     from ..report.tell_plan import found_answer, found_text, nothing_answer
@@ -59,16 +63,7 @@ def command(
     _check_sequence(spec, sequence)
     if time_budget <= 0:
         raise UsageError(f"--time-budget {time_budget:g} is not above 0 seconds")
-    request = Request(
-        cluster=places,
-        model=spec,
-        profile=profile_from(profile, model, spec, places),
-        global_batch=global_batch,
-        objective=goal.objective,
-        max_price_per_hour=goal.max_price_per_hour,
-        deadline_s=goal.deadline_s,
-        deadline_samples=goal.deadline_samples,
-    )
+    request = _request(places, spec, profile_from(profile, model, spec, places), global_batch, goal)
     with _progress_bar() as on_progress:
         try:
             found = find_plan(request, time_budget_s=time_budget, on_progress=on_progress)
@@ -84,6 +79,23 @@ def command(
     answer = found_answer(plan, found, request, gains, str(out) if out else None)
     print(answers.as_json(answer) if as_json else found_text(answer, plan, places))
     return None
+
+
+def _request(
+    cluster: Cluster, model: ModelSpec, profile: Profile, global_batch: int, goal: Goal
+) -> "Request":
+    from planner import Request
+
+    return Request(
+        cluster=cluster,
+        model=model,
+        profile=profile,
+        global_batch=global_batch,
+        objective=goal.objective,
+        max_price_per_hour=goal.max_price_per_hour,
+        deadline_s=goal.deadline_s,
+        deadline_samples=goal.deadline_samples,
+    )
 
 
 def _gains(request: "Request", found: "Found", time_budget_s: Seconds) -> "tuple[Gain, ...]":

@@ -8,13 +8,13 @@ import msgspec
 from arachne_runtime.errors import NoFeasiblePlanError
 from arachne_runtime.plan.plan import Pipeline, Plan, Predicted, ScheduleKind, Stage
 from arachne_runtime.plan.schedule import deferred, in_flight
-from arachne_runtime.units import Bytes, Seconds
+from arachne_runtime.units import HOUR_S, Bytes, Seconds
 
 from .actors import WEIGHTS_OF_BACKWARD, Seat, Seats, actors_of, crossings, crowd_of, seats_of
 from .detail import Run, explain
 from .estimate import Estimate, Infeasible, Price
 from .memory import StageMemory, stage_memory, together
-from .money import HOUR_S, devices_per_hour, traffic_price
+from .money import devices_per_hour, traffic_price
 from .simulate import Played, Stages, play
 from .sync import commit_seconds, reduce, reductions_of, rows_of
 from .tables import Tables

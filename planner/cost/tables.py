@@ -250,8 +250,7 @@ class Tables:
         measured = self.profile.update(block.kind, device, tp)
         if measured is not None:
             return measured
-        sizes = self.model.bytes_per_parameter
-        held = block.parameters * (sizes.weight + sizes.gradient + sizes.optimizer) / tp
+        held = block.parameters * self.model.bytes_per_parameter.total / tp
         return UPDATE_PASSES * held / (self._memory_bandwidth(device) * GB)
 
     def _memory_bandwidth(self, device: str) -> float:

@@ -40,7 +40,7 @@ class Run:
         self.kind = kind
         self.pools = find_pools(request.cluster)
         self.room = tuple(len(pool.devices) for pool in self.pools)
-        self.most = min(request.max_micro_batch or request.global_batch, request.global_batch)
+        self.most = request.most_micro_batch
         self.step_s = request.profile.step_s
         self.lines = Lines(request.tables, self.pools)
         self.check = check

@@ -92,7 +92,7 @@ class Leanest:
     def _widths(self, num_groups: int) -> list[int]:
         if self.request.max_zero == 0 and not self._experts:
             return [1]
-        most = min(num_groups, self.request.global_batch, self.request.max_micro_batch or num_groups)
+        most = min(num_groups, self.request.most_micro_batch)
         powers = [2**k for k in range(most.bit_length()) if 2**k <= most]
         return sorted({*powers, most})
 

@@ -52,7 +52,7 @@ def _visit(shortlist: Shortlist, site: Site, groups: Sequence[tuple[str, Seat]],
     """All stages, copies and micro-batches of one TP degree."""
     batch, depths = site.request.global_batch, range(1, min(len(groups), site.num_blocks) + 1)
     grids = [Grid(groups, depth, copies, False) for depth, copies in shapes(site, len(groups), depths)]
-    for size in range(1, site.most_micro_batch + 1):
+    for size in range(1, site.request.most_micro_batch + 1):
         here = [grid for grid in grids if batch % (grid.copies * size) == 0]
         prefix = _average(site, groups, tp, size) if here else None
         if prefix is None:

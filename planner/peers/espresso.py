@@ -99,9 +99,8 @@ class _Tree:
         pairs = zip(site.types, room, strict=True)
         self.speeds = [1 / site.whole_s(kind, tp, size) if n else 0.0 for kind, n in pairs]
         self.bytes = [site.room_bytes(kind) * tp for kind in site.types]
-        sizes = site.request.model.bytes_per_parameter
         parameters = site.request.tables.parameters(0, site.num_blocks)
-        self.needed = parameters * (sizes.weight + sizes.gradient + sizes.optimizer)
+        self.needed = parameters * site.request.model.bytes_per_parameter.total
 
     def leaves(self) -> list[_Leaf]:
         """The most promising of those that memory may admit, depth at most the number of blocks."""

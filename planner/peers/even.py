@@ -11,7 +11,7 @@ from arachne_runtime.plan.shares import largest_remainder
 from arachne_runtime.units import Seconds
 
 from ..request import Request
-from .strategy import DEFAULT_BUDGET_S, Clock, best, most_micro_batch
+from .strategy import DEFAULT_BUDGET_S, Clock, best
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,17 +27,12 @@ class Even:
         )
 
 
-def propose(request: Request, *, budget_s: Seconds = DEFAULT_BUDGET_S) -> Plan | None:
-    """``Even().propose``."""
-    return Even().propose(request, budget_s=budget_s)
-
-
 def _plans(request: Request, *, recompute: bool) -> Iterator[Plan]:
     devices = request.cluster.devices
     batch = request.global_batch
     for schedule in request.schedules:  # they take the same time here, but not the same memory
         for steps in range(1, batch // len(devices) + 1):
-            if batch % steps == 0 and batch // steps <= most_micro_batch(request):
+            if batch % steps == 0 and batch // steps <= request.most_micro_batch:
                 pipeline = _pipeline(devices, steps, batch // steps, len(request.model.blocks), recompute)
                 yield Plan(
                     model=request.model.name,

@@ -56,12 +56,15 @@ Vertex = tuple[str, Seat]
 
 @dataclass(frozen=True, slots=True)
 class Partition:
-    """Groups of each pipeline, with a bound of its seconds."""
+    """What decides the groups of each pipeline, with a bound of the iteration."""
 
     bound_s: Seconds
     serial: int
+    """Of equal bounds the first comes first."""
     degrees: tuple[int, ...]
+    """TP by type, fastest first."""
     size: int
+    """Samples of a micro-batch."""
     num_pipelines: int
     division: Division
 
@@ -135,8 +138,7 @@ class Scheduler:
             return float("inf")
         speed = sum(n / site.whole_s(kind, tp, size) for kind, tp, n in named)
         room = sum(n * tp * site.room_bytes(kind) for kind, tp, n in named) / number
-        sizes = site.request.model.bytes_per_parameter
-        state = sizes.weight + sizes.gradient + sizes.optimizer
+        state = site.request.model.bytes_per_parameter.total
         if room < state * site.request.tables.parameters(0, site.num_blocks):
             return float("inf")
         count = site.request.global_batch / size / number

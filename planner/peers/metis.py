@@ -173,7 +173,7 @@ class _Search:
         self.demand = self._demand()
         batch = site.request.global_batch
         divisors = [n for n in range(batch, 0, -1) if batch % n == 0]
-        self.counts = [n for n in divisors if batch // n <= site.most_micro_batch]
+        self.counts = [n for n in divisors if batch // n <= site.request.most_micro_batch]
         counted = [(site.pace_s(n.device), n.count * n.gpus) for n in site.request.cluster.node]
         self.ideal_s = batch / sum(gpus / pace for pace, gpus in counted)
         self._deals: dict[tuple[tuple[str, ...], int, int], tuple[tuple[int, ...], Seconds] | None] = {}

@@ -81,13 +81,8 @@ class Site:
     def sizes(self, device: str, tp: int) -> list[int]:
         """Shares worth a try: powers of two within what was measured and what is allowed."""
         low, high = self.request.tables.samples_range(device, tp) or (1, 0)
-        high = min(high, self.most_micro_batch)
+        high = min(high, self.request.most_micro_batch)
         return [1 << k for k in range(high.bit_length()) if low <= 1 << k <= high]
-
-    @cached_property
-    def most_micro_batch(self) -> int:
-        """Largest micro-batch that the request allows."""
-        return min(self.request.global_batch, self.request.max_micro_batch or self.request.global_batch)
 
     def whole_s(self, device: str, tp: int, samples: int) -> Seconds:
         """Seconds of all blocks; ``inf`` where they were not measured."""

@@ -73,8 +73,3 @@ def best(request: Request, clock: Clock, *grids: Iterable[Plan]) -> Plan | None:
     if beyond is not None:
         raise beyond
     return None
-
-
-def most_micro_batch(request: Request) -> int:
-    """Largest micro-batch that the request allows."""
-    return min(request.global_batch, request.max_micro_batch or request.global_batch)

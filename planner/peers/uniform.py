@@ -62,11 +62,6 @@ class Uniform:
                 yield Grid(groups, depth, copies, by_pipeline), bounds
 
 
-def propose(request: Request, *, budget_s: Seconds = DEFAULT_BUDGET_S) -> Plan | None:
-    """``Uniform().propose``."""
-    return Uniform().propose(request, budget_s=budget_s)
-
-
 def _tiles(site: Site, grid: Grid, tp: int) -> list[tuple[int, int]]:
     """(EP, ETP) over the copies of a stage, whose pipelines then run in step; ETP is 1 or the TP degree."""
     found = [
@@ -81,13 +76,13 @@ def _tiles(site: Site, grid: Grid, tp: int) -> list[tuple[int, int]]:
 def _add(shortlist: Shortlist, site: Site, grid: Grid, bounds: Sequence[int], tp: int) -> None:
     """Every micro-batch that divides; each of the schedules."""
     batch = site.request.global_batch
-    for size in range(1, min(site.most_micro_batch, batch // grid.copies) + 1):
+    for size in range(1, min(site.request.most_micro_batch, batch // grid.copies) + 1):
         if batch % (grid.copies * size):
             continue
         seconds = copies_seconds(site, grid, bounds, tp, size, batch // (grid.copies * size))
         if seconds is not None:
             for kind in site.schedules:
                 shortlist.add(seconds, partial(copies_plan, site, grid, bounds, size, kind))
-                tiles = _tiles(site, grid, tp) if grid.copies * size <= site.most_micro_batch else []
+                tiles = _tiles(site, grid, tp) if grid.copies * size <= site.request.most_micro_batch else []
                 if tiles:
                     shortlist.add(seconds, partial(spread_plan, site, grid, bounds, size, kind, tiles))

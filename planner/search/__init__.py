@@ -6,7 +6,7 @@ Propose: ``propose`` (sources; a learned one goes there too), ``batch`` (templat
 Complete: ``columns`` with ``min_max`` (cuts), ``rows`` and ``held`` (seconds and memory of every run of
 blocks), ``network``. Pack: ``pack``. To plans: ``assemble``, ``place``, ``template``. All of it: ``broad``.
 Single devices of small clusters: ``refine``, ``complete``, ``cut``, ``deal``, ``stage_tables``; the proof:
-``exact`` with ``counts``. Beside it: ``migrate`` (changes of plan), ``money``.
+``exact`` with ``counts``. Beside it: ``migrate`` (changes of plan).
 """
 
 from .find import find_plan, is_small

@@ -126,11 +126,10 @@ class Broad:
     def _possible(self, lines: Sequence[Line]) -> Templates:
         """New ones that the devices hold and the global batch fills."""
         request = self.request
-        most = min(request.global_batch, request.max_micro_batch or request.global_batch)
         fresh = []
         for line in lines:
             stages, copies, size = line
-            if line not in self._seen and stages and copies >= 1 and 1 <= size <= most:
+            if line not in self._seen and stages and copies >= 1 and 1 <= size <= request.most_micro_batch:
                 self._seen.add(line)
                 if copies * size <= request.global_batch and max(w for _, _, w, _ in stages) <= size:
                     fresh.append(line)

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -75,11 +74,6 @@ class Completer:
         self._fillings: dict[tuple[Line, int, tuple[int, ...], int], Filling | None] = {}
         self._offerings: dict[tuple[Line, tuple[int, ...], int], Offerings] = {}
 
-    @cached_property
-    def most_micro_batch(self) -> int:
-        """Largest micro-batch that the request allows."""
-        return min(self.request.global_batch, self.request.max_micro_batch or self.request.global_batch)
-
     def line(self, seats: PipelineSeats) -> Line:
         """The hardware of a pipeline."""
         return tuple(
@@ -90,7 +84,8 @@ class Completer:
         """Sizes worth a try: powers of two, multiples of widths, sums of shares that suit unlike replicas."""
         widest = max(map(len, line))
         most = min(
-            self.most_micro_batch, *(sum(self.stage_tables.most_samples(h) for h in stage) for stage in line)
+            self.request.most_micro_batch,
+            *(sum(self.stage_tables.most_samples(h) for h in stage) for stage in line),
         )
         sizes = {n << k for n in (1, *map(len, line)) for k in range(12)}
         for stage in {tuple(sorted(stage)) for stage in line if len(set(stage)) > 1}:

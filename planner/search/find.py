@@ -9,6 +9,7 @@ from arachne_runtime.plan.plan import Plan
 from arachne_runtime.units import Seconds
 
 from ..cost import Estimate, price
+from ..cost.money import price_per_hour
 from ..explain.ideal import Ideal
 from ..peers import DEFAULT_BUDGET_S, PEERS, Strategy
 from ..request import Objective, Request
@@ -18,7 +19,6 @@ from .exact import Exact, Pools, num_shapes, seatings
 from .found import Found, Rival, runners
 from .judge import Judge, Progress, SearchOverError
 from .migrate import change_seconds, same_layout, still_there
-from .money import price_per_hour
 from .propose import Enumeration, Source
 from .refine import Refiner
 from .score import missed
@@ -108,7 +108,7 @@ def _found(request: Request, judge: Judge, rivals: tuple[Rival, ...], proven: bo
     change = 0.0
     if request.running is not None and not is_running:
         change = change_seconds(request.running, best.plan, request)
-    hourly = price_per_hour(best.plan, best.estimate.iteration_s, request)
+    hourly = price_per_hour(best.plan, best.estimate.iteration_s, request.tables)
     return Found(
         plan=best.plan,
         estimate=best.estimate,
@@ -225,7 +225,7 @@ def _seatings_within(request: Request, most_columns: int) -> tuple[list[Pools], 
     if len(request.cluster.devices) > MOST_EXACT_DEVICES or request.objective is Objective.COST:
         return [], False
     batch = request.global_batch
-    counts = sum(batch // n for n in range(1, min(batch, request.max_micro_batch or batch) + 1))
+    counts = sum(batch // n for n in range(1, request.most_micro_batch + 1))
     every = list(_seatings(request))
     columns = [counts * num_shapes(pools.counts, len(request.model.blocks)) for pools in every]
     order = sorted(range(len(every)), key=lambda i: columns[i])

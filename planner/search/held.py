@@ -3,7 +3,7 @@
 Worked out once for each run of equal blocks, and for all ways to save memory at once.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -90,17 +90,22 @@ class Held:
             )
             return np.asarray(memory.totals, float)
 
-        none, far, further = peak(np.array([0, FAR, 2 * FAR])[:, None, None])
-        each = (further - far) / FAR
-        with np.errstate(divide="ignore", invalid="ignore"):
-            crossing = np.where(each > 0, FAR + (room_bytes - far) / each, 0)
-        crossing = np.where((each <= 0) & (far <= room_bytes), MOST_HELD, crossing)
-        most = np.asarray(np.clip(np.floor(crossing), 0, MOST_HELD), np.int64)
-        if (np.abs(crossing - np.round(crossing)) < ROUNDING).any():
-            most = np.where(peak(most) <= room_bytes, most, np.maximum(most - 1, 0))
-            most = np.where(peak(most + 1) <= room_bytes, np.minimum(most + 1, MOST_HELD), most)
-        most = np.where(none <= room_bytes, most, 0)
+        most = _most_within(peak, room_bytes)
         return [np.where(self._upper, row[self._class], 0) for row in most]
+
+
+def _most_within(peak: Callable[[Ints], Floats], room_bytes: Bytes) -> Ints:
+    """The most micro-batches in flight whose peak fits, from the line that peaks follow beyond ``FAR``."""
+    none, far, further = peak(np.array([0, FAR, 2 * FAR])[:, None, None])
+    each = (further - far) / FAR
+    with np.errstate(divide="ignore", invalid="ignore"):
+        crossing = np.where(each > 0, FAR + (room_bytes - far) / each, 0)
+    crossing = np.where((each <= 0) & (far <= room_bytes), MOST_HELD, crossing)
+    most = np.asarray(np.clip(np.floor(crossing), 0, MOST_HELD), np.int64)
+    if (np.abs(crossing - np.round(crossing)) < ROUNDING).any():
+        most = np.where(peak(most) <= room_bytes, most, np.maximum(most - 1, 0))
+        most = np.where(peak(most + 1) <= room_bytes, np.minimum(most + 1, MOST_HELD), most)
+    return np.where(none <= room_bytes, most, 0)
 
 
 class _Likeness:

@@ -31,6 +31,11 @@ CLOSE = 0.003
 """The search over T ends at this relative width, below the error of the closed form."""
 
 ROUNDS = 9
+"""Programs of one search over T at most: one at its upper end, then half of T halved eight times."""
+
+PRICING_ROUNDS, PRICING_STEP = 60, 0.2
+"""Of the updates that price places; coarse prices only leave out columns that a program might have used."""
+
 MOST_NODES = 400
 """Of the branch and bound of each program: a limit that does not depend on the machine's speed."""
 
@@ -136,16 +141,16 @@ def _worthwhile(problem: _Problem, time_s: Seconds) -> Ints:
 def _worth_of_places(problem: _Problem, rate: Ints) -> Floats:
     """A price of each place such that no column earns more than it: duals of the linear program, roughly.
 
-    Prices rise where the best column for its use is too cheap, until all columns are within 1 %.
+    In each round prices rise where the best column for its use is too cheap. Only their proportions count.
     """
     share = problem.use / np.maximum(problem.places, 1)
     worth = np.full(len(problem.places), float(rate.max(initial=1)))
-    for _ in range(60):
+    for _ in range(PRICING_ROUNDS):
         cost = share @ worth
         ratio = np.where(rate > 0, rate / np.maximum(cost, 1e-300), 0.0)
         best = int(ratio.argmax())
         weight = share[best] / max(share[best].max(), 1e-300)
-        worth = worth * (1 + 0.2 * weight * (ratio[best] - 0.5))
+        worth = worth * (1 + PRICING_STEP * weight * (ratio[best] - 0.5))
     found: Floats = worth / np.maximum(problem.places, 1)
     return found
 

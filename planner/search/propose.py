@@ -90,7 +90,7 @@ def _copy_counts(completion: Completion) -> list[int]:
 def _sizes(completion: Completion, copies: int) -> list[int]:
     """Micro-batches: powers of two and three times those, within what the copies can take."""
     request = completion.request
-    most = min(request.global_batch // copies, request.max_micro_batch or request.global_batch)
+    most = min(request.global_batch // copies, request.most_micro_batch)
     return [n for n in sorted({k << i for k in (1, 3) for i in range(12)}) if n <= most]
 
 

@@ -6,13 +6,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from arachne_runtime.plan.plan import Plan
-from arachne_runtime.units import Seconds, format_seconds, significant
+from arachne_runtime.units import HOUR_S, Seconds, format_seconds, significant
 
 from ..cost import Estimate
-from ..cost.money import HOUR_S
+from ..cost.money import price_per_hour
 from ..request import Objective, Request
 from .migrate import change_factor
-from .money import price_per_hour
 
 Floats = NDArray[np.float64]
 
@@ -35,7 +34,7 @@ def score_of(plan: Plan, estimate: Estimate, request: Request) -> Score:
     """The score of a priced plan."""
     factor = change_factor(plan, request)
     value = estimate.iteration_s * factor
-    hourly = price_per_hour(plan, estimate.iteration_s, request) if request.counts_money else 0.0
+    hourly = price_per_hour(plan, estimate.iteration_s, request.tables) if request.counts_money else 0.0
     if request.objective is Objective.COST:
         value *= hourly / HOUR_S / request.global_batch
     return Score(_excess(estimate.iteration_s, hourly, request), value)
@@ -76,7 +75,7 @@ def missed(plan: Plan, estimate: Estimate, request: Request) -> str:
     """Why a plan that fits is no answer, and the smallest change of the limits that would make it one."""
     seconds = estimate.iteration_s
     parts = []
-    hourly = price_per_hour(plan, seconds, request)
+    hourly = price_per_hour(plan, seconds, request.tables)
     if request.max_price_per_hour is not None and hourly > request.max_price_per_hour:
         parts.append(
             f"the price limit of {request.max_price_per_hour:g} an hour: the nearest plan costs "

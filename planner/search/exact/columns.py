@@ -84,7 +84,7 @@ class Columns:
             by_depth[len(stages)].append(stages)
         found: list[Column] = []
         for depth, shapes in sorted(by_depth.items()):
-            for micro_batch in range(1, self._most_micro_batch() + 1):
+            for micro_batch in range(1, self.request.most_micro_batch + 1):
                 fitting = [s for s in shapes if max(map(sum, s)) <= micro_batch]
                 self.check()
                 if fitting:
@@ -93,9 +93,6 @@ class Columns:
                         self.check()
                         found += batch.columns(count, limit_s)
         return sorted(found, key=lambda c: (c.bound_s, c.samples))
-
-    def _most_micro_batch(self) -> int:
-        return min(self.request.global_batch, self.request.max_micro_batch or self.request.global_batch)
 
     def _counts(self, micro_batch: int, alone: bool) -> Sequence[int]:
         most, rest = divmod(self.request.global_batch, micro_batch)
