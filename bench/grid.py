@@ -9,7 +9,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from arachne_runtime.plan.cluster import Cluster, Network, NodeEntry
+from arachne_runtime.plan.model import ModelSpec
 from arachne_runtime.plan.plan import ScheduleKind
+from arachne_runtime.plan.schedule import PRICEABLE
 from planner import catalog
 from planner.request import Request
 
@@ -52,11 +54,25 @@ class Cell:
         apart = "-apart" if {n.gpus for n in self.nodes} == {1, 4} else ""
         return f"{self.model}_{'_'.join(f'{count}x{kind}' for kind, count in self.devices.items())}{apart}"
 
-    def request(
-        self, *, schedules: tuple[ScheduleKind, ...] = (ScheduleKind.ONE_F_ONE_B,), half_layers: bool = False
+    def request(self) -> Request:
+        """The problem in the plain space: 1F1B, whole layers, no ZeRO."""
+        return self._request(self.spec(half_layers=False))
+
+    def larger(self) -> Request:
+        """The same in the larger space: every schedule with a price, half-layer blocks, ZeRO-1."""
+        return self._request(self.spec(half_layers=True), schedules=PRICEABLE, max_zero=1)
+
+    def spec(self, *, half_layers: bool) -> ModelSpec:
+        """The model."""
+        return catalog.model(self.model, sequence=SEQUENCE, dtype="bfloat16", half_layers=half_layers)
+
+    def _request(
+        self,
+        model: ModelSpec,
+        *,
+        schedules: tuple[ScheduleKind, ...] = (ScheduleKind.ONE_F_ONE_B,),
+        max_zero: int = 0,
     ) -> Request:
-        """The problem; with more schedules and half-layer blocks in a larger space."""
-        model = catalog.model(self.model, sequence=SEQUENCE, dtype="bfloat16", half_layers=half_layers)
         entries = tuple(
             NodeEntry(name=f"{n.device.lower()}-{n.gpus}g", device=n.device, gpus=n.gpus, count=n.count)
             for n in self.nodes
@@ -67,6 +83,7 @@ class Cell:
             profile=catalog.profile_for(model, self.devices, tp_degrees=(1, 2, 4)),
             global_batch=GLOBAL_BATCH,
             schedules=schedules,
+            max_zero=max_zero,
         )
 
 

@@ -21,7 +21,6 @@ from msgspec.structs import replace
 
 from arachne_runtime.errors import NoFeasiblePlanError, NotMeasuredError
 from arachne_runtime.plan.plan import Plan
-from arachne_runtime.plan.schedule import PRICEABLE
 from bench.grid import Cell, full, quick
 from bench.report import Options, Result, at_least, at_most, commit, run_bench
 from planner.cost import Estimate, price
@@ -55,7 +54,7 @@ def measured(cell: Cell, budget_s: float, folder: Path | None) -> Record:
         "commit": commit(),
         "budget_s": budget_s,
     }
-    request, larger = cell.request(), cell.request(schedules=tuple(PRICEABLE), half_layers=True)
+    request, larger = cell.request(), cell.larger()
     start, cpu = time.monotonic(), time.thread_time()
     for name in [peer.name for peer in PEERS] + ["ours", "larger"]:
         if name in record:
@@ -114,18 +113,17 @@ def _ours(request: Request, budget_s: float, larger: Request | None = None) -> R
         "idle": len(request.cluster.devices) - len(found.plan.devices),
         "iteration_s": losses.iteration_s,
         "ideal_s": losses.ideal_s,
-        "in_larger": _in_half_layers(found.plan, request, larger) if larger else None,
+        "in_larger": _priced(in_halves(found.plan, request), larger) if larger else None,
         "losses_s": {str(loss.kind): loss.seconds for loss in losses.parts},
     }
 
 
-def _in_half_layers(plan: Plan, request: Request, larger: Request) -> float | None:
-    """Samples a second of a plan as one of half-layer blocks: the larger space has it too."""
-    last, last_half = len(request.model.blocks), len(larger.model.blocks)
-    assert last_half == 2 * last - 2  # all but the first and the last block are in two
+def in_halves(plan: Plan, request: Request) -> Plan:
+    """The same plan for a model of half-layer blocks: all but the first and the last block are in two."""
+    last = len(request.model.blocks)
 
     def halved(bound: int) -> int:
-        return last_half if bound == last else max(0, 2 * bound - 1)
+        return 2 * last - 2 if bound == last else max(0, 2 * bound - 1)
 
     pipelines = tuple(
         replace(
@@ -137,7 +135,12 @@ def _in_half_layers(plan: Plan, request: Request, larger: Request) -> float | No
         )
         for pipeline in plan.pipelines
     )
-    outcome = price(replace(plan, pipelines=pipelines), larger)
+    return replace(plan, pipelines=pipelines)
+
+
+def _priced(plan: Plan, request: Request) -> float | None:
+    """Samples a second; None where the plan does not fit."""
+    outcome = price(plan, request)
     return outcome.samples_per_s if isinstance(outcome, Estimate) else None
 
 
@@ -176,10 +179,7 @@ class Outcome:
 
     @property
     def gain(self) -> float | None:
-        """The best of the larger space over our plan in it, under the prices of half-layer blocks.
-
-        These are 2 to 3 % above those of whole layers for one and the same plan, so they are not mixed.
-        """
+        """The best of the larger space over our plan, which is in it too, under the same prices."""
         found, plain = self.record["larger"]["samples_per_s"], self.record["ours"].get("in_larger")
         return max(found or 0.0, plain) / plain if plain else None
 

@@ -28,6 +28,11 @@ EXPERT_PASSES = {"forward": 1.0, "backward": 4.0}
 gradient written and added (read, written). Derived, not measured."""
 
 
+HALVES = frozenset({"attention", "mlp", "moe"})
+"""Kinds of half-layer blocks: each launches about half of a layer's kernels, so two of them cost what the
+layer does. Derived: the constants were fitted on whole layers, which cannot tell the halves apart."""
+
+
 class Work(Document, frozen=True, kw_only=True):
     """Constants of one direction."""
 
@@ -42,7 +47,7 @@ class Work(Document, frozen=True, kw_only=True):
     weight_passes: float
     """w: bytes moved for each byte of weights, once a micro-batch."""
     fixed_s: Seconds
-    """c: launching kernels."""
+    """c: launching the kernels of a layer; half of it for half a layer."""
 
 
 class Errors(Document, frozen=True, kw_only=True):
@@ -159,7 +164,8 @@ class Speed:
         passes = work.activation_passes if block.output_bytes else work.head_passes
         moved = share * passes * samples * block.activation_bytes + weights * weight_bytes
         products = flops * (1 / (work.efficiency * self.peak) + 1 / (work.flops_per_byte * bandwidth))
-        return share * products + moved / bandwidth + work.fixed_s
+        fixed_s = work.fixed_s / 2 if block.kind in HALVES else work.fixed_s
+        return share * products + moved / bandwidth + fixed_s
 
 
 def tensor_share(model: ModelSpec, tp: int, samples: int) -> float:

@@ -215,9 +215,13 @@ class Tables:
         )
 
     def _kept(self, block: int, tp: int, samples: int) -> float:
-        """The model's figure: a tensor-parallel group shards what a block keeps, but not its input."""
+        """The model's figure: a tensor-parallel group shards what a block keeps, but not its input.
+
+        Of a layer in halves, each keeps half of an input whole: the plan needs the same memory either way.
+        """
         whole = self.model.blocks[block].activation_bytes
-        replicated = min(whole, self.input_bytes[block]) if tp > 1 else whole
+        halves = 2 if self.model.blocks[block].tp_collectives == 1 else 1
+        replicated = min(whole, self.input_bytes[block] / halves) if tp > 1 else whole
         return samples * (replicated + (whole - replicated) / tp)
 
     def _tp_communication(self, device: str, tp: int, samples: int) -> Callable[[int], Seconds]:
