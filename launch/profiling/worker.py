@@ -19,6 +19,7 @@ from arachne_runtime.measure.step import measure_step
 from arachne_runtime.measure.together import Together
 from arachne_runtime.plan.cluster import index_of
 from arachne_runtime.plan.files import write_whole
+from arachne_runtime.plan.model import ModelSpec
 from arachne_runtime.plan.profile import LinkTiming
 
 from .job import ProfileJob, RankResult
@@ -63,16 +64,7 @@ def _measure(job: ProfileJob, rank: int, device: torch.device, together: Togethe
         samples=job.samples[len(job.samples) // 2],
         together=together,
     )
-    links: tuple[LinkTiming, ...] = ()
-    if together.size > 1:
-        links = measure_links(
-            job.cluster,
-            job.devices,
-            device=device,
-            together=together,
-            sizes=sizes_for(blocks.model, job.samples[-1]),
-            on_progress=say.link,
-        )
+    links = _links(job, blocks.model, device, together, say)
     return RankResult(
         device=kind,
         model=blocks.model,
@@ -81,6 +73,22 @@ def _measure(job: ProfileJob, rank: int, device: torch.device, together: Togethe
         step=step,
         links=links,
         seconds=time.perf_counter() - start,
+    )
+
+
+def _links(
+    job: ProfileJob, model: ModelSpec, device: torch.device, together: Together, say: "_Progress"
+) -> tuple[LinkTiming, ...]:
+    """None where there is one rank."""
+    if together.size == 1:
+        return ()
+    return measure_links(
+        job.cluster,
+        job.devices,
+        device=device,
+        together=together,
+        sizes=sizes_for(model, job.samples[-1]),
+        on_progress=say.link,
     )
 
 
