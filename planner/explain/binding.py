@@ -17,7 +17,7 @@ from ..request import Request
 from .losses import Losses, LossKind
 
 FULL = 0.9
-"""Part of a device's memory above which one more block or sample rarely fits: judged, not measured."""
+"""Part of a device's memory from which one more block or sample rarely fits: judged, not measured."""
 
 MATTERS = 0.02
 """Part of the iteration below which hops and reductions are not named."""

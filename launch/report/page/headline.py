@@ -7,6 +7,7 @@ from planner.request import Request
 
 from ..answers import PriceAnswer
 from ..markup import Markup, joined, tag
+from ..tell_price import SHOWN
 
 COLOURS = {
     LossKind.IDLE: "#8a8f98",
@@ -20,8 +21,6 @@ COLOURS = {
     LossKind.SYNC: "#5a9e5f",
     LossKind.UPDATE: "#a05252",
 }
-LEAST_SHOWN = 5e-4
-"""Part of the iteration below which a loss would be told as 0.0 %."""
 
 
 def header(plan: Plan, price: PriceAnswer, request: Request) -> Markup:
@@ -51,7 +50,7 @@ def losses_bar(losses: Losses) -> Markup:
     """A bar of the whole iteration and its legend; what is below zero stands in the legend alone."""
     rows = [("ideal", losses.ideal_s, "var(--ideal)")]
     rows += [(loss.kind.value, loss.seconds, COLOURS[loss.kind]) for loss in losses.parts]
-    rows = [row for row in rows if abs(row[1]) >= LEAST_SHOWN * losses.iteration_s]
+    rows = [row for row in rows if abs(row[1]) >= SHOWN * losses.iteration_s]
     whole = sum(max(0.0, seconds) for _, seconds, _ in rows)
     bar = [
         tag("div", style=f"width:{100 * s / whole:.3f}%;background:{colour}", title=_part(name, s, losses))

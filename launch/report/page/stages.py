@@ -6,14 +6,12 @@ from arachne_runtime.plan.alike import numbers
 from arachne_runtime.plan.cluster import node_of
 from arachne_runtime.plan.plan import Stage
 from arachne_runtime.units import format_bytes, format_seconds
+from planner.explain.binding import FULL
 from planner.request import Request
 
 from ..answers import PriceAnswer
 from ..markup import Markup, joined, tag
 from .lanes import Band, Lane
-
-FULL = 90.0
-"""Percent of a memory from which its bar warns."""
 
 
 def stage_table(shown: Sequence[Band], price: PriceAnswer, request: Request) -> Markup:
@@ -66,7 +64,7 @@ def _memory(device: str, price: PriceAnswer, request: Request) -> Markup:
     """A bar of the peak against the device's capacity."""
     room, peak = request.fleet.node(node_of(device)).memory_bytes, price.peak_bytes[device]
     part = 100 * peak / room
-    fill = tag("div", style=f"width:{part:.1f}%", class_="full" if part >= FULL else None)
+    fill = tag("div", style=f"width:{part:.1f}%", class_="full" if part >= 100 * FULL else None)
     return joined(
         tag("div", fill, class_="memory"), tag("small", f"{format_bytes(peak)} of {format_bytes(room)}")
     )

@@ -42,7 +42,7 @@ class Timeline:
 
 
 def timeline(bands: Sequence[Band], iteration_s: Seconds, cluster: Cluster) -> Timeline:
-    """Labels beside bars. Of each band at least the first lane is drawn while there is room."""
+    """Labels beside bars: lanes in order while there is room."""
     labels: list[Markup] = []
     drawn: list[Markup] = []
     top = bars = left_out = 0
