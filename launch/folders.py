@@ -1,4 +1,4 @@
-"""Folders that ranks will write into, tried before any rank starts."""
+"""Folders and files that will be written, tried before any work is done for them."""
 
 import tempfile
 from pathlib import Path
@@ -17,4 +17,20 @@ def make_writable(folder: Path | None, option: str) -> None:
     except OSError as error:
         raise UnsupportedEnvironmentError(
             f"{option} {folder}: nothing can be written there ({error.strerror}); give another folder"
+        ) from error
+
+
+def check_writable(file: Path | None, option: str) -> None:
+    """Nothing is made that stays; UnsupportedEnvironmentError names the option where no such file can be."""
+    if file is None:
+        return
+    if file.is_dir():
+        raise UnsupportedEnvironmentError(f"{option} {file}: is a folder; name a file in it")
+    try:
+        with tempfile.TemporaryFile(dir=file.parent):
+            return
+    except OSError as error:
+        raise UnsupportedEnvironmentError(
+            f"{option} {file}: no file can be written in {file.parent} ({error.strerror}); "
+            f"make that folder, or give another"
         ) from error

@@ -2,6 +2,7 @@
 
 import re
 from dataclasses import dataclass
+from math import isfinite
 from typing import TYPE_CHECKING
 
 from arachne_runtime.errors import UsageError
@@ -10,7 +11,7 @@ from arachne_runtime.units import HOUR_S, Seconds
 if TYPE_CHECKING:  # loads NumPy, which `arachne --help` does without
     from planner.request import Objective
 
-_KIND = re.compile(r"(throughput|cost)(?:@([0-9.]+))?")
+_KIND = re.compile(r"(throughput|cost|(?=@))(?:@([0-9.]+))?")
 _DEADLINE = re.compile(r"([0-9]+(?:\.[0-9]+)?(?:e[0-9]+)?)/([0-9.]+)h")
 
 
@@ -27,13 +28,14 @@ class Goal:
 def goal_from(text: str) -> Goal:
     """``throughput``, ``cost``, either ``@40`` (at most 40 an hour), or ``2e6/24h``: so many samples in time.
 
-    The last means the cheapest plan that is done by then. UsageError for anything else.
+    ``@40`` alone is that of throughput. The last means the cheapest plan that is done by then.
+    UsageError for anything else.
     """
     from planner.request import Objective
 
     if kind := _KIND.fullmatch(text):
         price = _number(kind[2], text) if kind[2] else None
-        return Goal(objective=Objective(kind[1]), max_price_per_hour=price)
+        return Goal(objective=Objective(kind[1] or Objective.THROUGHPUT), max_price_per_hour=price)
     if deadline := _DEADLINE.fullmatch(text):
         samples, hours = _number(deadline[1], text), _number(deadline[2], text)
         return Goal(objective=Objective.COST, deadline_s=hours * HOUR_S, deadline_samples=round(samples))
@@ -42,9 +44,12 @@ def goal_from(text: str) -> Goal:
 
 def _number(word: str, text: str) -> float:
     try:
-        return float(word)
+        number = float(word)
     except ValueError:
         raise _wrong(text) from None
+    if not isfinite(number):
+        raise _wrong(text)
+    return number
 
 
 def _wrong(text: str) -> UsageError:

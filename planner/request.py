@@ -25,6 +25,10 @@ CHANGE_EVERY_S: Seconds = HOUR_S
 
 MOST_ZERO = 3
 
+MOST_SAMPLES = 2**20
+"""Largest global batch: a million samples is the largest that is published (SigLIP, arXiv 2303.15343), and
+the time that a price takes grows with it to seconds."""
+
 
 class Objective(StrEnum):
     """What makes one plan better than another."""
@@ -99,6 +103,11 @@ def with_cluster(request: Request, cluster: Cluster) -> Request:
 def _check_arguments(request: Request) -> None:
     if request.global_batch < 1:
         raise UsageError(f"global batch {request.global_batch} is below 1")
+    if request.global_batch > MOST_SAMPLES:
+        raise UsageError(
+            f"global batch {request.global_batch} is above {MOST_SAMPLES}; plan for a part of it "
+            f"and let each step of the optimizer be several of its steps"
+        )
     if request.max_micro_batch is not None and request.max_micro_batch < 1:
         raise UsageError(f"largest micro-batch {request.max_micro_batch} is below 1")
     if not 0 <= request.max_zero <= MOST_ZERO:

@@ -173,6 +173,37 @@ def test_nothing_fits_is_4_and_says_what_binds(folder):
     assert not (folder / "plan.json").exists()
 
 
+@pytest.mark.parametrize(
+    ("wrong", "code", "words"),
+    [
+        (("--time-budget", "nan"), ExitCode.USAGE, "--time-budget nan is not a number of seconds above 0"),
+        (("--time-budget", "inf"), ExitCode.USAGE, "--time-budget inf is not a number of seconds above 0"),
+        (("--time-budget", "0"), ExitCode.USAGE, "--time-budget 0 is not a number of seconds above 0"),
+        (("--global-batch", str(10**24)), ExitCode.USAGE, "is above 1048576; plan for a part of it"),
+        (("--sequence", "0"), ExitCode.USAGE, "--sequence 0 is below 1"),
+        (("--out", "."), ExitCode.ENVIRONMENT, "--out .: is a folder; name a file in it"),
+        (
+            ("--out", "none/plan.json"),
+            ExitCode.ENVIRONMENT,
+            "--out none/plan.json: no file can be written in none (No such file or directory)",
+        ),
+    ],
+)
+def test_what_cannot_be_is_refused_before_the_search(folder, wrong, code, words):
+    done = plan_it(folder, *wrong)
+    assert done.returncode == code, done.stderr
+    assert words in done.stderr
+
+
+@pytest.mark.parametrize("option", ["--html", "--trace"])
+def test_show_names_the_option_that_cannot_be_written(folder, option):
+    assert plan_it(folder, "--out", "plan.json").returncode == 0
+    files = ("--cluster", "cluster.toml", "--model", "model.json", "--profile", "profile.json")
+    done = arachne(folder, "show", "plan.json", *files, option, "none/page")
+    assert done.returncode == ExitCode.ENVIRONMENT
+    assert f"{option} none/page: no file can be written in none (" in done.stderr
+
+
 def test_nothing_fits_as_json(folder):
     done = plan_it(folder, "--cluster", "tight.toml", "--json")
     assert (done.returncode, done.stderr) == (ExitCode.NO_FEASIBLE_PLAN, "")

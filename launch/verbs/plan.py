@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -16,6 +17,7 @@ from arachne_runtime.plan.model import ModelSpec
 from arachne_runtime.plan.profile import Profile
 from arachne_runtime.units import Seconds, format_seconds
 
+from ..folders import check_writable
 from ..goal import Goal, goal_from
 from ..inputs import model_from, profile_from
 
@@ -43,7 +45,8 @@ def command(
     ] = None,
     sequence: Annotated[int | None, typer.Option(help="Tokens of a sample.")] = None,
     objective: Annotated[
-        str, typer.Option(help="throughput or cost, @40: at most 40 an hour; 2e6/24h: samples in time.")
+        str,
+        typer.Option(help="throughput or cost, @40 (cost@40): at most 40 an hour; 2e6/24h: samples in time."),
     ] = "throughput",
     out: Annotated[Path | None, typer.Option(help="Write the plan here (plan.json).")] = None,
     time_budget: Annotated[float, typer.Option(help="Seconds that the search may take.")] = 5.0,
@@ -59,10 +62,13 @@ def command(
     from ..report.tell_plan import found_answer, found_text, nothing_answer
 
     goal = goal_from(objective)
+    check_writable(out, "--out")
+    if sequence is not None and sequence < 1:
+        raise UsageError(f"--sequence {sequence} is below 1")
     places, spec = read_cluster(cluster), model_from(model, sequence)
     _check_sequence(spec, sequence)
-    if time_budget <= 0:
-        raise UsageError(f"--time-budget {time_budget:g} is not above 0 seconds")
+    if not 0 < time_budget < inf:
+        raise UsageError(f"--time-budget {time_budget:g} is not a number of seconds above 0")
     request = _request(places, spec, profile_from(profile, model, spec, places), global_batch, goal)
     with _progress_bar() as on_progress:
         try:
@@ -132,11 +138,7 @@ def _progress_bar() -> "Iterator[Callable[[SearchProgress], None] | None]":
 
         def show(progress: "SearchProgress") -> None:
             if progress.evaluations % 32 == 0:
-                best = (
-                    f"best {format_seconds(progress.best_s)}"
-                    if progress.best_s < float("inf")
-                    else "no plan yet"
-                )
+                best = f"best {format_seconds(progress.best_s)}" if progress.best_s < inf else "no plan yet"
                 shown.update(
                     task, completed=progress.part, description=f"{progress.evaluations} plans, {best}"
                 )

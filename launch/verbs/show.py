@@ -11,6 +11,7 @@ from arachne_runtime.plan.files import read_cluster, read_plan, write_whole
 from arachne_runtime.plan.model import ModelSpec
 from arachne_runtime.plan.plan import Plan
 
+from ..folders import check_writable
 from ..inputs import has_no_measurements, model_from, profile_from
 from ..pricing import request_alone
 
@@ -41,6 +42,8 @@ def command(
     """Show a plan; with its cluster and model also its price."""
     from ..report import answers, tell_show
 
+    check_writable(html, "--html")
+    check_writable(trace, "--trace")
     places = read_cluster(cluster) if cluster else None
     spec = model_from(model, read_plan(plan).sequence) if model else None
     found = read_plan(plan, cluster=places, model=spec)
