@@ -62,8 +62,7 @@ class Leanest:
             shortage
             for chain in chains
             for depth in _depths(min(len(chain), len(self.request.model.blocks)))
-            for kind in self.request.schedules
-            if kind is not ScheduleKind.INTERLEAVED  # it holds more than 1F1B
+            for kind in self._kinds()
             if (shortage := self._of_chain(chain[:depth], kind)) is not None
         ]
         return min(found, key=lambda s: (s.over_bytes, s.depth, s.place.tp, s.place.width))
@@ -105,6 +104,11 @@ class Leanest:
         """The widest spread of experts over a stage's devices."""
         count = place.tp * place.width
         return max(n for n in range(1, count + 1) if count % n == 0 and self._experts % n == 0)
+
+    def _kinds(self) -> tuple[ScheduleKind, ...]:
+        """The request's schedules; interleaved with one run of blocks, which holds least, is 1F1B."""
+        plain = {ScheduleKind.INTERLEAVED: ScheduleKind.ONE_F_ONE_B}
+        return tuple(dict.fromkeys(plain.get(kind, kind) for kind in self.request.schedules))
 
     def _of_chain(self, chain: Sequence[Place], kind: ScheduleKind) -> Shortage | None:
         count = max(1, self.request.global_batch // chain[0].width)

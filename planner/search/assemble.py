@@ -7,7 +7,6 @@ from arachne_runtime.plan.cluster import node_of
 from arachne_runtime.plan.plan import Pipeline, Plan, Replica, Stage
 from arachne_runtime.plan.shares import largest_remainder
 
-from ..cost import in_flight
 from ..cost.experts import expert_tilings
 from .batch import StagePlan, pipeline_of
 from .columns import Columns, Completion
@@ -119,7 +118,7 @@ def _pipeline(
     count, size = take
     stages = []
     for s, (stage, seated) in enumerate(zip(part.stages, seats, strict=True)):
-        held = in_flight(completion.kind, s, len(part.stages), count)
+        held = completion.in_flight(s, len(part.stages), count)
         start, stop = part.bounds[s], part.bounds[s + 1]
         option = completion.rows.option(stage, size, start, stop, held)
         if option is None:

@@ -11,6 +11,7 @@ from ..request import Objective, Request
 from .assemble import Part, alike, part_of, plan_of
 from .batch import Templates
 from .columns import Columns, Completion
+from .interleave import interleaved
 from .judge import Judge
 from .moves import Line, lines_of, neighbours
 from .pack import pack
@@ -32,6 +33,9 @@ PRICED_FIRST, PRICED_EACH = 8, 3
 BEAM = 8
 """Columns whose neighbours are completed in a round."""
 
+MOST_TAKEN_OVER = 600
+"""Best templates of one schedule that another one starts from."""
+
 MOST_ROUNDS = 40
 PACKED_NEAR = 1.1
 """Mixtures are looked for up to this part of the best template's time: their reductions are priced high."""
@@ -41,14 +45,19 @@ NEAR = 1.02
 
 
 class Broad:
-    """Templates of one request under one schedule, with the judge that prices their plans."""
+    """Templates of one request under one schedule, with the judge that prices their plans.
 
-    def __init__(self, judge: Judge, supply: Supply, kind: ScheduleKind, sources: Sequence[Source]) -> None:
+    ``runs``: of blocks, in each stage's devices (interleaved).
+    """
+
+    def __init__(
+        self, judge: Judge, supply: Supply, kind: ScheduleKind, sources: Sequence[Source], runs: int = 1
+    ) -> None:
         self.judge = judge
         self.request: Request = judge.request
         self.supply = supply
         self.sources = sources
-        self.completion = Completion(self.request, supply, kind)
+        self.completion = Completion(self.request, supply, kind, runs)
         self.experts = any(block.experts for block in self.request.model.blocks)
         self.columns: Columns | None = None
         self._seen: set[Line] = set()
@@ -62,10 +71,14 @@ class Broad:
         self.climb()
         self.pack()
 
-    def start(self) -> None:
-        """Complete what the sources propose, price the best."""
-        for source in self.sources:
-            self._add(source.templates(self.completion, MOST_TEMPLATES))
+    def start(self, like: "Broad | None" = None) -> None:
+        """Complete what the sources propose, or the best templates of another schedule; price the best."""
+        if like is not None and like.columns is not None:
+            self.completion.rows = like.completion.rows
+            self._add(like.columns.take(like._order()[:MOST_TAKEN_OVER]).templates)
+        else:
+            for source in self.sources:
+                self._add(source.templates(self.completion, MOST_TEMPLATES))
         self._price_best(PRICED_FIRST)
 
     def climb(self) -> None:
@@ -107,12 +120,18 @@ class Broad:
                 yield plan
 
     def _price(self, plan: Plan | None) -> None:
+        if plan is not None and self.completion.runs > 1:
+            plan = interleaved(plan, self.completion.runs, self.request)
         if plan is not None:
             self.judge.price(plan)
 
     def _add(self, templates: Templates) -> int:
         """Complete them; how many fit."""
         self.judge.check()
+        runs = self.completion.runs
+        if runs > 1:
+            most = self.completion.rows.num_blocks // runs
+            templates = templates.take((templates.depth > 1) & (templates.depth <= most))
         found = self.completion.columns(templates)
         if found is None:
             return 0

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from arachne_runtime.plan.plan import ScheduleKind
 
 from ..cost import in_flight
+from ..cost.closed import pipeline_seconds
 from ..request import Request
 from .batch import Templates
 from .min_max import Stages, min_max_cuts
@@ -74,7 +75,9 @@ class Columns:
 class Completion:
     """Completes templates of one request under one schedule."""
 
-    def __init__(self, request: Request, supply: Supply, kind: ScheduleKind) -> None:
+    def __init__(self, request: Request, supply: Supply, kind: ScheduleKind, runs: int = 1) -> None:
+        self.runs = runs
+        """Runs of blocks that ``interleave`` will make of each stage; their sum is cut here."""
         self.request = request
         self.supply = supply
         self.kind = kind
@@ -139,7 +142,18 @@ class Completion:
             return 1
         rest, count = divmod(code, 2**20)
         depth, stage = divmod(rest, 4096)
-        return in_flight(self.kind, stage, depth, count)
+        return self.in_flight(stage, depth, count)
+
+    def in_flight(self, stage: int, depth: int, count: int) -> int:
+        """Micro-batches whose activations a stage holds; of several runs, as much as all of them hold.
+
+        Several runs: ``schedule.row_actions``, a round of micro-batches for all runs but one ahead.
+        """
+        if self.runs == 1:
+            return in_flight(self.kind, stage, depth, count)
+        longest = -(-count // max(1, count // depth))
+        ahead = (self.runs - 1) * longest + 2 * (depth - 1 - stage) + 1
+        return -(-min(count * self.runs, ahead) // self.runs)
 
     def _reaches(self, row: Ints, held: Ints) -> tuple[Ints, Ints, Ints]:
         known, inverse = np.unique(row * 2**20 + held, return_inverse=True)
@@ -156,9 +170,18 @@ class Completion:
         after = self._update(templates, bounds) + self.request.profile.step_s
         best: tuple[Floats, ...] | None = None
         for by_stage in (True, False):
-            messages = self._messages(templates, bounds, by_stage)
+            messages = self._messages(templates, bounds, by_stage).times(self.runs)
             sync = self._sync(templates, bounds, by_stage)
             found = _closed_form(forward, backward, messages, sync, counts)
+            if self.kind is ScheduleKind.ZERO_BUBBLE:
+                found = (
+                    found[0],
+                    _zero_bubble_s(forward, backward, messages, counts, templates.depth),
+                    found[2],
+                )
+            if self.runs > 1:
+                busy = counts * found[0]
+                found = found[0], busy + (found[1] - busy) / self.runs, found[2]
             chosen = np.full(len(templates), by_stage)
             if best is None:
                 best = *found, chosen
@@ -320,6 +343,10 @@ class _Messages:
     tail: Floats
     """``[K, S]``: sending, behind both."""
 
+    def times(self, number: int) -> "_Messages":
+        """So many for each."""
+        return _Messages(*(number * getattr(self, field.name) for field in fields(self)))
+
 
 def _closed_form(
     forward: Floats, backward: Floats, messages: _Messages, sync: Floats, counts: Ints
@@ -344,6 +371,22 @@ def _closed_form(
     earlier = np.cumsum(backward + before, axis=1) - backward
     outlasts = np.maximum(0.0, (sync - earlier).max(axis=1))
     return slowest, (counts - 1) * slowest + through, outlasts
+
+
+def _zero_bubble_s(
+    forward: Floats, backward: Floats, messages: _Messages, counts: Ints, depth: Ints
+) -> Floats:
+    """``[K]``: seconds of the pipeline where gradients of weights wait until nothing else is to be done."""
+    forward = forward + messages.forward + messages.tail / 2
+    backward = backward + messages.backward + messages.tail / 2
+    hop = np.maximum(messages.down, messages.up)
+    seconds = np.zeros(len(depth))
+    for size in np.unique(depth):
+        of = depth == size
+        seconds[of] = pipeline_seconds(
+            ScheduleKind.ZERO_BUBBLE, forward[of, :size], backward[of, :size], hop[of, : size - 1], counts[of]
+        )
+    return seconds
 
 
 def _windows(values: Floats, span: int) -> Floats:

@@ -5,7 +5,7 @@ from contextlib import suppress
 from itertools import accumulate
 
 from arachne_runtime.errors import NoFeasiblePlanError, NotMeasuredError
-from arachne_runtime.plan.plan import Plan
+from arachne_runtime.plan.plan import Plan, ScheduleKind
 from arachne_runtime.units import Seconds
 
 from ..cost import Estimate, price
@@ -17,6 +17,7 @@ from .broad import Broad
 from .complete import Completer
 from .exact import Exact, Pools, num_shapes, seatings
 from .found import Found, Rival, runners
+from .interleave import MOST_RUNS
 from .judge import Judge, Progress, SearchOverError
 from .migrate import change_seconds, same_layout, still_there
 from .propose import Enumeration, Source
@@ -46,6 +47,9 @@ ALL_PEERS_S: Seconds = 60.0
 LEAST_PEER_S: Seconds = 0.05
 """A peer is not asked for less."""
 
+ORDER = (ScheduleKind.ONE_F_ONE_B, ScheduleKind.INTERLEAVED, ScheduleKind.ZERO_BUBBLE, ScheduleKind.GPIPE)
+"""Schedules by what they are likely to gain in a short time; the first of equal plans is kept."""
+
 SOURCES: tuple[Source, ...] = (Enumeration(),)
 """Where templates come from, when nothing else is said."""
 
@@ -62,14 +66,19 @@ def find_plan(
 ) -> Found:
     """The best plan under the request's objective that the budget finds, never worse than a peer's proposal.
 
-    With ``evaluations`` the number of priced plans is limited instead of the time, and the same inputs give
-    the same plan everywhere. Raises NoFeasiblePlanError, saying what binds, and NotMeasuredError.
+    With ``evaluations`` the number of plans that are priced for each schedule is limited instead of the time:
+    the same inputs give the same plan everywhere, and more schedules never a slower one. Raises
+    NoFeasiblePlanError, saying what binds, and NotMeasuredError.
     """
+    kinds = tuple(kind for kind in ORDER if kind in request.schedules)
     judge = Judge(request, None if evaluations else time_budget_s, evaluations, on_progress)
-    search = _Search(request, judge, seed, peers, sources)
+    search = _Search(request, judge, kinds[:1] if evaluations else kinds, seed, peers, sources)
     proven = False
     with suppress(SearchOverError):
         proven = search.run()
+    for kind in kinds[1:] if evaluations else ():
+        with suppress(SearchOverError), judge.another():
+            _Search(request, judge, (kind,), seed, (), sources).run()
     _refuse_nothing(request, judge)
     return _found(request, judge, tuple(search.rivals), proven)
 
@@ -129,10 +138,17 @@ class _Search:
     """One search: its parts share the judge."""
 
     def __init__(
-        self, request: Request, judge: Judge, seed: int, peers: Sequence[Strategy], sources: Sequence[Source]
+        self,
+        request: Request,
+        judge: Judge,
+        kinds: Sequence[ScheduleKind],
+        seed: int,
+        peers: Sequence[Strategy],
+        sources: Sequence[Source],
     ) -> None:
         self.request = request
         self.judge = judge
+        self.kinds = kinds
         self.seed = seed
         self.peers = peers
         self.sources = sources
@@ -142,20 +158,30 @@ class _Search:
         """Whether the best plan is proven to be the best."""
         request, judge = self.request, self.judge
         supply = Supply.of(request)
-        broad = [Broad(judge, supply, kind, self.sources) for kind in request.schedules]
+        first, *others = self._broad(supply)
         if request.running is not None and still_there(request.running, request):
             judge.keep(request.running)
         with suppress(SearchOverError):
-            for each in broad:
-                each.start()
+            first.start()
         self.rivals += self._ask_peers()
-        for each in broad:
+        first.climb()
+        first.pack()
+        for each in others:
+            each.start(first)
             each.climb()
             each.pack()
         proven = judge.time_budget_s is not None and self._prove(judge.time_budget_s)
         if not proven:
             self._climb_on()
-        return proven
+        return proven and ScheduleKind.INTERLEAVED not in self.kinds  # the proof knows one run of blocks
+
+    def _broad(self, supply: Supply) -> Iterator[Broad]:
+        """Each schedule, interleaved with each number of runs; with one run it is 1F1B, and comes last."""
+        for kind in self.kinds:
+            several = range(2, MOST_RUNS + 1) if kind is ScheduleKind.INTERLEAVED else ()
+            alone = ScheduleKind.ONE_F_ONE_B not in self.kinds
+            for runs in (*several, *((1,) if alone or not several else ())):
+                yield Broad(self.judge, supply, kind, self.sources, runs)
 
     def _prove(self, budget_s: Seconds) -> bool:
         """Local moves first: the better the plan to start from, the sooner the proof.

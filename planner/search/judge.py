@@ -1,7 +1,8 @@
 """The one place where a search prices plans: counts, remembers, keeps the best, ends the search in time."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from arachne_runtime.errors import NotMeasuredError
@@ -55,6 +56,8 @@ class Judge:
     """The best plans, best first."""
     not_measured: NotMeasuredError | None = None
     _known: dict[Plan, Score] = field(default_factory=dict)
+    _evaluated: int = 0
+    """Evaluations of the searches before this one."""
     _started: float = field(default_factory=time.monotonic)
 
     @property
@@ -80,13 +83,31 @@ class Judge:
         if self.time_budget_s is not None:
             spent = self.seconds / self.time_budget_s if self.time_budget_s > 0 else 1.0
         if self.most_evaluations is not None:
-            spent = max(spent, self.evaluations / max(1, self.most_evaluations))
+            done = self.evaluations - self._evaluated
+            spent = max(spent, done / max(1, self.most_evaluations))
         return min(1.0, spent)
 
     def check(self) -> None:
         """SearchOverError once the budget is spent."""
         if self.part() >= 1.0:
             raise SearchOverError
+
+    @contextmanager
+    def another(self) -> Iterator[None]:
+        """A search of its own with as many evaluations, which knows nothing of the plans kept so far.
+
+        The best of both are kept.
+        """
+        before, self.kept = self.kept, []
+        self._known.clear()
+        self._evaluated = self.evaluations
+        try:
+            yield
+        finally:
+            found, self.kept = self.kept, before
+            for priced in found:
+                if all(priced.plan != k.plan for k in before):
+                    self._insert(priced)
 
     def price(self, plan: Plan) -> Score:
         """Score of a plan, WORST where it does not fit. SearchOverError once the budget is spent."""

@@ -8,6 +8,8 @@ from msgspec.structs import replace
 
 from arachne_runtime.plan.cluster import node_of
 from arachne_runtime.plan.plan import Pipeline, Plan, Replica, Stage
+from arachne_runtime.plan.rules.plan import interleaved_stages_take_turns
+from arachne_runtime.plan.schedule import num_rows
 
 from ..cost.experts import expert_tilings
 from ..request import Request
@@ -51,10 +53,14 @@ class Refiner:
         return None
 
     def neighbours(self, plan: Plan) -> Iterator[Plan]:
-        """Every plan that one move makes, cheap moves first, structural ones in a seeded order."""
-        yield from number_moves(plan)
+        """Every plan that one move makes, cheap moves first, structural ones in a seeded order.
+
+        Where devices stand in several stages their numbers change only as far as all of these stay alike.
+        """
+        yield from (moved for moved in number_moves(plan) if not any(interleaved_stages_take_turns(moved)))
         yield from option_moves(plan, self.completer.request)
-        if not self.structural:
+        in_turns = any(num_rows(plan.schedule, p) < len(p.stages) for p in plan.pipelines)
+        if in_turns or not self.structural:
             return
         sizes = list(self._size_moves(plan))
         yield from sizes
