@@ -1,6 +1,7 @@
 """What binds a plan, where its figures come from, what is idle, and what one more device would give."""
 
 import re
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -19,10 +20,21 @@ from planner.explain import (
     one_more,
     what_binds,
 )
-from planner.request import Request
+from planner.request import Objective, Request
 from planner.search import find_plan
 from tests.strategies import clusters
 from tests.test_losses import plan_of, problem, stage
+from tests.test_search_objectives import request_of
+
+
+def priced(plan, request: Request) -> Estimate:
+    found = price(plan, request)
+    assert isinstance(found, Estimate)
+    return found
+
+
+def slowed(estimate: Estimate, iteration_s: float) -> Estimate:
+    return replace(estimate, iteration_s=iteration_s)
 
 
 def binds(request: Request, plan) -> dict[BindingKind, str]:
@@ -70,11 +82,34 @@ def test_idle_devices_and_the_best_plan_with_them():
     request = problem(("f", "fast", 2), ("s", "slow", 2), batch=4)
     best = plan_of(request, 1, stage((0, 2), ("f:0", 2), ("f:1", 2)))
     wide = plan_of(request, 1, stage((0, 2), ("f:0", 1), ("f:1", 2), ("s:0", 1)))
-    (told,) = idle_devices(best, 10.0, [(wide, 12.5), (best, 10.0)], request.cluster)
-    assert str(told) == "2 slow: they do not pay: the best plan with more of them takes 1.250x as long"
-    (told,) = idle_devices(best, 10.0, [], request.cluster)
+    quick, slow = priced(best, request), priced(wide, request)
+    (told,) = idle_devices(best, quick, [(wide, slow), (best, quick)], request)
+    ratio = slow.iteration_s / quick.iteration_s
+    assert str(told) == f"2 slow: they do not pay: the best plan with more of them takes {ratio:.3f}x as long"
+    (told,) = idle_devices(best, quick, [], request)
     assert told.reason == "no plan among the best uses more of them"
-    assert idle_devices(wide, 10.0, [], request.cluster)[0].count == 1
+    assert idle_devices(wide, slow, [], request)[0].count == 1
+
+
+def test_idle_devices_of_a_cheap_plan_cost_too_much():
+    nodes = (("a", "A100-40", 1, 10.0, None), ("v", "A100-80", 1, 1.0, None))
+    request = request_of(*nodes, objective=Objective.COST, global_batch=8)
+    cheap, dear = (plan_of(request, 8, stage((0, 26), (device, 1))) for device in ("v:0", "a:0"))
+    found, other = priced(cheap, request), priced(dear, request)
+    ratio = 10 * other.iteration_s / found.iteration_s
+    (told,) = idle_devices(cheap, found, [(dear, other)], request)
+    assert told.reason == f"they do not pay: the best plan with more of them costs {ratio:.3f}x as much a sample"
+
+
+def test_idle_devices_that_a_limit_forbids():
+    nodes = (("a", "A100-40", 1, 10.0, None), ("v", "A100-80", 1, 1.0, None))
+    request = request_of(*nodes, max_price_per_hour=4.0, global_batch=8)
+    cheap, dear = (plan_of(request, 8, stage((0, 26), (device, 1))) for device in ("v:0", "a:0"))
+    (told,) = idle_devices(cheap, priced(cheap, request), [(dear, priced(dear, request))], request)
+    assert told.reason == "the nearest plan with more of them is 150 % above the price limit"
+    late = request_of(*nodes, objective=Objective.COST, deadline_s=60.0, deadline_samples=8, global_batch=8)
+    (told,) = idle_devices(dear, priced(dear, late), [(cheap, slowed(priced(cheap, late), 66.0))], late)
+    assert told.reason == "the nearest plan with more of them is 10 % above the deadline"
 
 
 def test_one_more_device_of_each_type():

@@ -61,8 +61,8 @@ def found_answer(
 ) -> FoundAnswer:
     """All of it; ``plan``: the one that was found, signed."""
     price = price_answer(found.plan, found.estimate, request)
-    others = [(r.plan, r.estimate.iteration_s) for r in found.rivals if r.plan and r.estimate]
-    others += [(r.plan, r.estimate.iteration_s) for r in found.runners_up]
+    others = [(r.plan, r.estimate) for r in found.rivals if r.plan and r.estimate]
+    others += [(r.plan, r.estimate) for r in found.runners_up]
     return FoundAnswer(
         file=file,
         plan=raw(plan),
@@ -72,7 +72,7 @@ def found_answer(
             _other(r.name, r.plan, r.estimate, r.reason, price.losses, request) for r in found.rivals
         ),
         runners_up=tuple(_runners_up(found, price.losses, request)),
-        idle=idle_devices(found.plan, price.iteration_s, others, request.cluster),
+        idle=idle_devices(found.plan, found.estimate, others, request),
         one_more=gains,
     )
 
