@@ -98,7 +98,9 @@ def test_idle_devices_of_a_cheap_plan_cost_too_much():
     found, other = priced(cheap, request), priced(dear, request)
     ratio = 10 * other.iteration_s / found.iteration_s
     (told,) = idle_devices(cheap, found, [(dear, other)], request)
-    assert told.reason == f"they do not pay: the best plan with more of them costs {ratio:.3f}x as much a sample"
+    assert (
+        told.reason == f"they do not pay: the best plan with more of them costs {ratio:.3f}x as much a sample"
+    )
 
 
 def test_idle_devices_that_a_limit_forbids():
