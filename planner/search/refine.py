@@ -1,7 +1,8 @@
 """Local moves on a plan: every neighbour that differs by one decision; a bounded hill climb over prices."""
 
 import random
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from itertools import permutations
 
 from msgspec.structs import replace
@@ -57,7 +58,8 @@ class Refiner:
 
         Where devices stand in several stages their numbers change only as far as all of these stay alike.
         """
-        yield from (moved for moved in number_moves(plan) if not any(interleaved_stages_take_turns(moved)))
+        numbers = number_moves(plan, self._kind_of)
+        yield from (moved for moved in numbers if not any(interleaved_stages_take_turns(moved)))
         yield from option_moves(plan, self.completer.request)
         in_turns = any(num_rows(plan.schedule, p) < len(p.stages) for p in plan.pipelines)
         if in_turns or not self.structural:
@@ -70,6 +72,10 @@ class Refiner:
             for hint in (keep, None):
                 if found := self.completer.plan(placement, hint):
                     yield found
+
+    def _kind_of(self, replica: Replica) -> object:
+        fleet = self.completer.request.fleet
+        return fleet.node(node_of(replica.devices[0])).device.name, len(replica.devices)
 
     def _size_moves(self, plan: Plan) -> Iterator[Plan]:
         """Another micro-batch for all pipelines, or for one kind of pipeline."""
@@ -90,12 +96,15 @@ def placement_of(plan: Plan) -> Placement:
     )
 
 
-def number_moves(plan: Plan) -> Iterator[Plan]:
-    """Moves that leave every device where it is: blocks, shares, recomputation, micro-batches."""
+def number_moves(plan: Plan, kind_of: Callable[[Replica], object] | None = None) -> Iterator[Plan]:
+    """Moves that leave every device where it is: blocks, shares, recomputation, micro-batches.
+
+    Of replicas of one kind and share only two change their shares; without ``kind_of`` none are alike.
+    """
     groups = _alike(plan)
     for group in groups:
         for members in [group] if len(group) == 1 else [group, group[:1]]:
-            for pipeline in _pipeline_moves(plan.pipelines[members[0]]):
+            for pipeline in _pipeline_moves(plan.pipelines[members[0]], kind_of):
                 yield _with(plan, {p: _renumbered(plan.pipelines[p], pipeline) for p in members})
     yield from _count_moves(plan, [group[0] for group in groups], [group[-1] for group in groups])
 
@@ -130,7 +139,7 @@ def _with_options(pipeline: Pipeline, s: int, like: Stage) -> Pipeline:
     return replace(pipeline, stages=(*pipeline.stages[:s], changed, *pipeline.stages[s + 1 :]))
 
 
-def _pipeline_moves(pipeline: Pipeline) -> Iterator[Pipeline]:
+def _pipeline_moves(pipeline: Pipeline, kind_of: Callable[[Replica], object] | None) -> Iterator[Pipeline]:
     stages = pipeline.stages
     for s in range(len(stages) - 1):
         for step in (-1, 1):
@@ -142,14 +151,14 @@ def _pipeline_moves(pipeline: Pipeline) -> Iterator[Pipeline]:
                 )
                 yield replace(pipeline, stages=stages[:s] + moved + stages[s + 2 :])
     for s, stage in enumerate(stages):
-        for changed in _stage_moves(stage):
+        for changed in _stage_moves(stage, kind_of):
             yield replace(pipeline, stages=(*stages[:s], changed, *stages[s + 1 :]))
 
 
-def _stage_moves(stage: Stage) -> Iterator[Stage]:
+def _stage_moves(stage: Stage, kind_of: Callable[[Replica], object] | None) -> Iterator[Stage]:
     yield replace(stage, recompute=not stage.recompute)
     seen = set()
-    for a, b in permutations(range(len(stage.replicas)), 2):
+    for a, b in permutations(_two_of_each(stage, kind_of), 2):
         giver, taker = stage.replicas[a], stage.replicas[b]
         if giver.share > 1:
             shares = list(stage.shares)
@@ -164,6 +173,18 @@ def _stage_moves(stage: Stage) -> Iterator[Stage]:
             swapped = list(stage.replicas)
             swapped[a], swapped[b] = taker, giver
             yield replace(stage, replicas=tuple(swapped))
+
+
+def _two_of_each(stage: Stage, kind_of: Callable[[Replica], object] | None) -> list[int]:
+    """The first two replicas of each kind and share: to move samples among the others changes as much."""
+    found: list[int] = []
+    seen: Counter[object] = Counter()
+    for r, replica in enumerate(stage.replicas):
+        key = (kind_of(replica) if kind_of else r), replica.share
+        seen[key] += 1
+        if seen[key] <= 2:
+            found.append(r)
+    return found
 
 
 def _count_moves(plan: Plan, givers: Sequence[int], takers: Sequence[int]) -> Iterator[Plan]:
