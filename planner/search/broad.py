@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 
 import numpy as np
+from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from arachne_runtime.plan.plan import Plan, ScheduleKind
@@ -122,8 +123,11 @@ class Broad:
     def _price(self, plan: Plan | None) -> None:
         if plan is not None and self.completion.runs > 1:
             plan = interleaved(plan, self.completion.runs, self.request)
-        if plan is not None:
-            self.judge.price(plan)
+        if plan is None:
+            return
+        self.judge.price(plan)
+        if self.request.max_zero and (sharing := _sharing(plan)) != plan:
+            self.judge.price(sharing)
 
     def _add(self, templates: Templates) -> int:
         """Complete them; how many fit."""
@@ -195,3 +199,18 @@ class Broad:
                 left -= 1
                 plan = next(self.plans([part], bool(self.columns.by_stage[k])), None)
                 self._price(plan)
+
+
+def _sharing(plan: Plan) -> Plan:
+    """The plan whose wide stages all use ZeRO-1, which saves optimizer steps too, beside memory."""
+    pipelines = tuple(
+        replace(
+            pipeline,
+            stages=tuple(
+                replace(stage, zero=1) if stage.zero == 0 and len(stage.replicas) > 1 else stage
+                for stage in pipeline.stages
+            ),
+        )
+        for pipeline in plan.pipelines
+    )
+    return replace(plan, pipelines=pipelines)
