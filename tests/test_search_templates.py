@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from arachne_runtime.plan.cluster import Cluster, Network, NodeEntry, node_of
-from arachne_runtime.plan.plan import ScheduleKind
+from arachne_runtime.plan.plan import Pipeline, Plan, Replica, ScheduleKind, Stage
 from arachne_runtime.plan.rules import check_plan
 from planner import catalog
 from planner.cost import Estimate, price
@@ -289,6 +289,29 @@ def test_zero_and_tilings_are_moved_for_all_alike_pipelines():
             if p != own
         ]
         assert changed
+
+
+def test_a_tiling_is_moved_where_all_alike_pipelines_can_have_it():
+    request = request_of(("a", "A100-80", 4, 2), model="mixtral-8x7b", global_batch=8)
+
+    def pipeline(*seats):
+        stage = Stage(
+            layers=(0, len(request.model.blocks)),
+            replicas=tuple(Replica(devices=seat, share=1) for seat in seats),
+        )
+        return Pipeline(micro_batches=2, micro_batch=2, stages=(stage,))
+
+    wide = pipeline(("a-0:0", "a-0:1"), ("a-0:2", "a-0:3"))
+    plan = Plan(
+        model=request.model.name,
+        global_batch=8,
+        sequence=request.model.sequence,
+        pipelines=(wide, pipeline(("a-1:0",), ("a-1:1",))),
+    )
+    moved = list(option_moves(plan, request))
+    assert moved
+    for other in moved:
+        assert check_plan(other, cluster=request.cluster, model=request.model) == ()
 
 
 def test_other_schedules_are_searched_too():

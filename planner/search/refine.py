@@ -116,7 +116,9 @@ def option_moves(plan: Plan, request: Request) -> Iterator[Plan]:
         first = plan.pipelines[group[0]]
         for s, stage in enumerate(first.stages):
             for changed in _options(stage, experts, request.max_zero):
-                yield _with(plan, {p: _with_options(plan.pipelines[p], s, changed) for p in group})
+                moved = {p: _with_options(plan.pipelines[p], s, changed) for p in group}
+                if all(_may_tile(pipeline.stages[s], experts) for pipeline in moved.values()):
+                    yield _with(plan, moved)
 
 
 def _options(stage: Stage, experts: int, max_zero: int) -> Iterator[Stage]:
@@ -127,6 +129,13 @@ def _options(stage: Stage, experts: int, max_zero: int) -> Iterator[Stage]:
         for parallel, tensor in expert_tilings([node_of(device) for device in stage.devices], experts):
             if (parallel, tensor) != (stage.expert_parallel, stage.expert_tensor):
                 yield replace(stage, expert_parallel=parallel, expert_tensor=tensor)
+
+
+def _may_tile(stage: Stage, experts: int) -> bool:
+    """Alike pipelines may have other TP degrees, and other nodes, than the first of them."""
+    tile = stage.expert_parallel, stage.expert_tensor
+    homes = [node_of(device) for device in stage.devices]
+    return tile == (1, 1) or tile in expert_tilings(homes, experts)
 
 
 def _with_options(pipeline: Pipeline, s: int, like: Stage) -> Pipeline:
