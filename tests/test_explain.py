@@ -13,7 +13,6 @@ from arachne_runtime.units import GIB
 from planner.cost import Estimate, price
 from planner.explain import (
     BindingKind,
-    enlarged,
     figures_of,
     idle_devices,
     losses_of,
@@ -21,7 +20,7 @@ from planner.explain import (
     what_binds,
 )
 from planner.request import Objective, Request
-from planner.search import find_plan
+from planner.search import enlarged, find_plan
 from tests.strategies import clusters
 from tests.test_losses import plan_of, problem, stage
 from tests.test_search_objectives import request_of

@@ -11,9 +11,8 @@ from arachne_runtime.plan.plan import ScheduleKind
 from arachne_runtime.plan.profile import Profile
 from arachne_runtime.units import GIB
 from planner import catalog
-from planner.explain import Change, ChangeKind, Leanest, Missing, what_is_missing
 from planner.request import Request
-from planner.search import find_plan
+from planner.search import Change, ChangeKind, Leanest, Missing, find_plan, what_is_missing
 from tests.test_losses import problem
 
 

@@ -14,8 +14,7 @@ from arachne_runtime.errors import NoFeasiblePlanError, UnsupportedEnvironmentEr
 from arachne_runtime.plan.files import write
 from arachne_runtime.plan.plan import Plan
 from arachne_runtime.units import Seconds
-from planner.cost import with_prediction
-from planner.explain import Ideal
+from planner.cost import Ideal, with_prediction
 from planner.peers.uniform import Uniform
 from planner.request import Request
 from planner.search import find_plan, signed

@@ -13,8 +13,9 @@ from arachne_runtime.plan.text import describe
 from arachne_runtime.units import Seconds, format_seconds
 from planner import Found
 from planner.cost import Estimate
-from planner.explain import Gain, Idle, Losses, Missing, idle_devices, losses_of, what_is_missing
+from planner.explain import Gain, Idle, Losses, idle_devices, losses_of
 from planner.request import Request
+from planner.search import Missing, what_is_missing
 
 from .answers import Answer, PriceAnswer, price_answer, raw
 from .tell_price import price_lines, why_slower

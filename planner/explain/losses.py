@@ -14,10 +14,9 @@ from arachne_runtime.plan.plan import Pipeline, Plan, ScheduleKind, Stage
 from arachne_runtime.plan.schedule import num_rows
 from arachne_runtime.units import Seconds
 
-from ..cost import Estimate, Infeasible, price
+from ..cost import Estimate, Ideal, Infeasible, price
 from ..cost.simulate import Actor, play
 from ..request import Request
-from .ideal import Ideal
 
 _AT_ONCE = ((0, 0.0),)
 """Messages of the one neighbour, which take no time."""

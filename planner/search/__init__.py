@@ -7,23 +7,33 @@ Complete: ``columns`` with ``min_max`` (cuts), ``rows`` and ``held`` (seconds an
 blocks), ``network``; several runs in each stage: ``interleave``. Pack: ``pack``. To plans: ``assemble``,
 ``place``, ``template``. All of it: ``broad``.
 Single devices of small clusters: ``refine``, ``complete``, ``cut``, ``deal``, ``stage_tables``; the proof:
-``exact`` with ``counts``. Beside it: ``migrate`` (changes of plan).
+``exact`` with ``counts``. Beside it: ``migrate`` (changes of plan),
+``missing`` with ``leanest`` (why nothing fits), ``enlarge``.
 """
 
+from .enlarge import enlarged
 from .find import find_plan, is_small
 from .found import Found, Rival, Runner, signed
 from .judge import Priced, Progress
+from .leanest import Leanest
+from .missing import Change, ChangeKind, Missing, what_is_missing
 from .propose import Enumeration, Source
 
 __all__ = [
+    "Change",
+    "ChangeKind",
     "Enumeration",
     "Found",
+    "Leanest",
+    "Missing",
     "Priced",
     "Progress",
     "Rival",
     "Runner",
     "Source",
+    "enlarged",
     "find_plan",
     "is_small",
     "signed",
+    "what_is_missing",
 ]

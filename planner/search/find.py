@@ -8,9 +8,8 @@ from arachne_runtime.errors import NoFeasiblePlanError, NotMeasuredError
 from arachne_runtime.plan.plan import Plan, ScheduleKind
 from arachne_runtime.units import Seconds
 
-from ..cost import Estimate, price
+from ..cost import Estimate, Ideal, price
 from ..cost.money import price_per_hour
-from ..explain.ideal import Ideal
 from ..peers import DEFAULT_BUDGET_S, PEERS, Strategy
 from ..request import Objective, Request
 from .broad import Broad
@@ -20,6 +19,7 @@ from .found import Found, Rival, runners
 from .interleave import MOST_RUNS
 from .judge import Judge, Progress, SearchOverError
 from .migrate import change_seconds, same_layout, still_there
+from .missing import what_is_missing
 from .propose import Enumeration, Source
 from .refine import Refiner
 from .score import missed
@@ -86,8 +86,6 @@ def find_plan(
 def _refuse_nothing(request: Request, judge: Judge) -> None:
     """NoFeasiblePlanError or NotMeasuredError where no plan was found, or none that keeps the limits."""
     if not judge.kept:
-        from ..explain import what_is_missing  # it explains searches, and asks for them
-
         missing = what_is_missing(request)
         if missing.over_bytes <= 0:
             _refuse_not_measured(request, judge)

@@ -2,11 +2,13 @@
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 from arachne_runtime.plan.profile import BlockTiming
 from arachne_runtime.units import Seconds
 
-from ..request import Request
+if TYPE_CHECKING:  # a request makes its tables, so it imports this package
+    from ..request import Request
 
 
 @dataclass(frozen=True, eq=False)
@@ -16,7 +18,7 @@ class Ideal:
     Communication, the optimizer, bubbles, integer shares and memory are free in it.
     """
 
-    request: Request
+    request: "Request"
 
     @cached_property
     def iteration_s(self) -> Seconds:

@@ -13,8 +13,8 @@ from arachne_runtime.plan.profile import BlockTiming, Source
 from arachne_runtime.units import Bytes, format_bytes
 
 from ..request import MOST_ZERO, Request, with_cluster
+from .enlarge import FEW_DEVICES, fresh_name
 from .leanest import Leanest, Shortage
-from .one_more import FEW_DEVICES, fresh_name
 
 MOST_ADDED = 64
 """Further devices, or nodes of a large cluster, that are tried before giving up on more of them."""

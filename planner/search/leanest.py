@@ -14,7 +14,7 @@ from arachne_runtime.units import Bytes
 
 from ..cost import in_flight, stage_memory
 from ..request import Request
-from ..search.cut import Table, min_max_cut
+from .cut import Table, min_max_cut
 
 MOST_DEPTHS = 16
 """Depths that are tried of a long chain, the deepest among them."""
