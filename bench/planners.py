@@ -1,7 +1,7 @@
 """Our planner and the six published ones on the paper's grid under one price: throughput, seconds, shares.
 
 ``python -m bench.planners --out DIR`` keeps every cell in ``DIR/planners/``, so that a run that was
-interrupted goes on where it stopped; cells of another commit are measured again. ``--quick``: four cells, two
+interrupted goes on where it stopped; cells of other planning code are measured again. ``--quick``: four cells, two
 seconds each.
 """
 
@@ -10,7 +10,8 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
+from hashlib import sha256
 from math import exp, log
 from multiprocessing import get_context
 from pathlib import Path
@@ -52,6 +53,7 @@ def measured(cell: Cell, budget_s: float, folder: Path | None) -> Record:
         "cell": cell.name,
         "group": cell.group,
         "commit": commit(),
+        "code": code(),
         "budget_s": budget_s,
     }
     request, larger = cell.request(), cell.larger()
@@ -73,11 +75,21 @@ def measured(cell: Cell, budget_s: float, folder: Path | None) -> Record:
 
 
 def kept_in(file: Path | None) -> Record | None:
-    """What a run of this commit left in a cell's file."""
+    """What a run of this code left in a cell's file."""
     if file is None or not file.exists():
         return None
     record: Record = json.loads(file.read_text())
-    return record if record["commit"] == commit() else None
+    return record if record.get("code") == code() else None
+
+
+@cache
+def code() -> str:
+    """Digest of all that a cell's figures depend on: a commit that only changes words keeps them."""
+    root = Path(__file__).parents[1]
+    files = [root / "bench" / name for name in ("grid.py", "planners.py")]
+    for folder in ("planner", "arachne_runtime/plan"):
+        files += sorted(f for f in (root / folder).rglob("*") if f.suffix in (".py", ".toml", ".json"))
+    return sha256(b"".join(file.read_bytes() for file in files)).hexdigest()[:16]
 
 
 def _peer(name: str, request: Request, budget_s: float) -> Record:

@@ -92,5 +92,5 @@ def test_a_cell_goes_on_where_it_stopped(tmp_path):
     again = measured(SMALL, 1.0, tmp_path)
     assert again["amp"]["samples_per_s"] == 123.0
     assert again["ours"]["samples_per_s"] > 0
-    file.write_text(json.dumps(again | {"commit": "another"}))
+    file.write_text(json.dumps(again | {"code": "another"}))
     assert kept_in(file) is None
