@@ -1,8 +1,8 @@
 """Our planner and the six published ones on the paper's grid under one price: throughput, seconds, shares.
 
 ``python -m bench.planners --out DIR`` keeps every cell in ``DIR/planners/``, so that a run that was
-interrupted goes on where it stopped; cells of other planning code are measured again. ``--quick``: four cells, two
-seconds each.
+interrupted goes on where it stopped; cells of other planning code are measured again. ``--quick``: four
+cells, two seconds each.
 """
 
 import json
