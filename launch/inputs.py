@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from arachne_runtime.errors import UsageError
+from arachne_runtime.errors import InvalidFileError, Problem, UsageError
 from arachne_runtime.plan.cluster import Cluster
 from arachne_runtime.plan.files import read_model, read_profile
 from arachne_runtime.plan.model import ModelSpec
@@ -11,21 +11,20 @@ from arachne_runtime.plan.profile import Profile
 
 
 def model_from(text: str, sequence: int | None = None) -> ModelSpec:
-    """A model.json or its folder, a config.json, or a model of the catalog of ``sequence`` tokens a sample.
+    """A model.json, a config.json, a folder of either, or a model of the catalog, of ``sequence`` tokens.
 
     UsageError, with the known names, where there is none; a model.json has its own number of tokens.
     """
     from planner import catalog
 
-    if Path(text).is_dir():
-        return read_model(Path(text) / "model.json")
     if not is_file_name(text):
         return catalog.model(text, sequence=sequence)
-    if not _is_config(Path(text)):
-        return read_model(Path(text))
+    path = _file_of(Path(text))
+    if not _is_config(path):
+        return read_model(path)
     if sequence is None:
         raise UsageError(f"--model {text} says nothing of the length of samples: give --sequence, in tokens")
-    return catalog.model_from_config(Path(text), sequence=sequence)
+    return catalog.model_from_config(path, sequence=sequence)
 
 
 def profile_from(profile: str | None, model: str, spec: ModelSpec, cluster: Cluster) -> Profile:
@@ -36,7 +35,7 @@ def profile_from(profile: str | None, model: str, spec: ModelSpec, cluster: Clus
     """
     if profile is not None and is_file_name(profile):
         return read_profile(Path(profile))
-    if profile is None and Path(model).is_dir():
+    if profile is None and (Path(model) / "model.json").exists():
         return read_profile(Path(model) / "profile.json")
     from planner import catalog
 
@@ -58,10 +57,27 @@ def is_file_name(text: str) -> bool:
     return "/" in text or text.endswith(".json") or Path(text).exists()
 
 
+def _file_of(path: Path) -> Path:
+    """The file itself, or the model in a folder: what `arachne profile` wrote, else a config.json."""
+    if not path.is_dir():
+        return path
+    for name in ("model.json", "config.json"):
+        if (path / name).exists():
+            return path / name
+    fault = "holds no model.json, which `arachne profile` writes, and no config.json"
+    raise InvalidFileError(str(path), [Problem("$", fault)])
+
+
 def _is_config(path: Path) -> bool:
-    """Whether a file is a Hugging Face config.json: it has a ``model_type`` and no ``format`` of ours."""
+    """Whether a file is a Hugging Face config.json: it has a ``model_type`` and no ``format`` of ours.
+
+    InvalidFileError where it has neither.
+    """
     try:
         found = json.loads(path.read_bytes())
     except (OSError, ValueError):  # the reader of documents says what is wrong with it
         return False
-    return isinstance(found, dict) and "model_type" in found and "format" not in found
+    if isinstance(found, dict) and not {"model_type", "format"} & found.keys():
+        fault = "has no format, as a model.json has, and no model_type, as a config.json has"
+        raise InvalidFileError(str(path), [Problem("$", fault)])
+    return isinstance(found, dict) and "format" not in found

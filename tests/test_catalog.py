@@ -9,13 +9,28 @@ from arachne_runtime.plan.profile import LinkScope, Source
 from planner import catalog
 
 
+@pytest.mark.parametrize(
+    ("ask", "name", "near"),
+    [
+        (catalog.device, "A100", "A100-40, A100-80"),
+        (catalog.device, "h100-nvl", "H100-NVL"),
+        (catalog.model, "Llama-3-8B", "llama-3-8b"),
+        (catalog.model, "lama-3-8b", "llama-3-8b"),
+        (catalog.profile, "OPT-350M", "opt-350m"),
+    ],
+)
+def test_an_unknown_name_recalls_the_nearest_ones(ask, name, near):
+    with pytest.raises(UsageError, match=rf"named '{name}'; did you mean {near}\b.*(known|measured): "):
+        ask(name)
+
+
 def test_unknown_names_list_the_known_ones():
     with pytest.raises(UsageError, match=r"'H999'; known: P100, .*A100-40, .*MI300X, cpu, cpu-<share>"):
         catalog.device("H999")
     with pytest.raises(UsageError, match=r"'gpt-9'.*known: gpt2, .*opt-350m.*deepseek-v3-like"):
         catalog.model("gpt-9")
     with pytest.raises(
-        UsageError, match=r"no measurements of a model named '../opt-350m'; measured: .*opt-350m"
+        UsageError, match=r"model named '../opt-350m'; did you mean opt-350m\? measured: .*, opt-350m$"
     ):
         catalog.profile("../opt-350m")
 
@@ -49,7 +64,7 @@ def test_every_figure_names_its_source():
 def test_the_readme_counts_what_the_catalog_knows():
     readme = (Path(__file__).parents[1] / "README.md").read_text()
     types, models = len(catalog.device_names()) - 2, len(catalog.model_names())
-    assert f"{types} device types and {models} models" in readme
+    assert f"{types} GPU types (and CPUs) and {models} models" in readme
 
 
 def test_figures_of_devices_can_be():

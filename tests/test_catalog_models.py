@@ -145,6 +145,9 @@ def test_a_bad_config_says_what_is_wrong(tmp_path):
     config = dict(catalog.config("llama-7b"), num_hidden_layers="many")
     with pytest.raises(UsageError, match="num_hidden_layers is 'many', not an integer from 1 on"):
         catalog.model_from_config(config, sequence=8)
+    config = dict(catalog.config("llama-7b"), num_hidden_layers=10**9)
+    with pytest.raises(UsageError, match="1000000000 layers; at most 1024 can be planned"):
+        catalog.model_from_config(config, sequence=8)
     with pytest.raises(UsageError, match="a sequence of 4096 tokens; it takes from 1 to 1024"):
         counted("gpt2", sequence=4096)
     with pytest.raises(UsageError, match="dtype 'int8' is not known"):

@@ -299,10 +299,26 @@ def test_a_config_json_and_a_name_need_no_profile(tmp_path):
     done = arachne(tmp_path, *arguments, "--model", "gpt2", "--sequence", "512", "--out", "g.json")
     assert done.returncode == 0, done.stderr
     assert "plan of gpt2\n  global batch  8 samples of 512 tokens\n" in done.stdout
+    done = arachne(tmp_path, *arguments, "--model", "tiny", "--sequence", "256", "--out", "folder.json")
+    assert done.returncode == 0, done.stderr
+    assert read_plan(tmp_path / "folder.json").num_blocks == 5
     for verb in ("show", "simulate"):
         done = arachne(tmp_path, verb, "g.json", "--cluster", "cluster.toml", "--model", "gpt2")
         assert done.returncode == 0, done.stderr
         assert "figures: A100-40 analytic" in done.stdout
+
+
+def test_a_model_that_is_none_says_what_could_be_there(tmp_path):
+    (tmp_path / "cluster.toml").write_text(GPUS)
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "bare").mkdir()
+    arguments = ("plan", "--cluster", "cluster.toml", "--global-batch", "8", "--model")
+    done = arachne(tmp_path, *arguments, "config.json")
+    assert done.returncode == ExitCode.INVALID_FILE
+    assert "has no format, as a model.json has, and no model_type, as a config.json has" in done.stderr
+    done = arachne(tmp_path, *arguments, "bare")
+    assert done.returncode == ExitCode.INVALID_FILE
+    assert "bare: 1 problem\n  $  holds no model.json, which `arachne profile` writes, and no " in done.stderr
 
 
 def test_a_bar_is_drawn_on_a_terminal_only(folder):

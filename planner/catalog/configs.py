@@ -7,6 +7,9 @@ from arachne_runtime.errors import UsageError
 
 from .architecture import Architecture, Attention, Experts, FeedForward, LatentAttention
 
+MOST_LAYERS = 1024
+"""The deepest published transformer has 1,000 (DeepNet, arXiv 2203.00555); more is a slip of the pen."""
+
 
 class Config:
     """The fields of one config.json; a missing one is an error that names it."""
@@ -54,7 +57,10 @@ def architecture(name: str, fields: Mapping[str, Any]) -> Architecture:
             f"config of {name}: model_type {config.family!r} is not known; known: "
             f"{', '.join(sorted(_FAMILIES))}; or measure the model with `arachne profile`"
         )
-    return _FAMILIES[config.family](config)
+    found = _FAMILIES[config.family](config)
+    if found.layers > MOST_LAYERS:
+        raise UsageError(f"config of {name}: {found.layers} layers; at most {MOST_LAYERS} can be planned")
+    return found
 
 
 def _opt(c: Config) -> Architecture:

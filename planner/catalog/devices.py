@@ -7,9 +7,10 @@ from importlib import resources
 
 import msgspec
 
-from arachne_runtime.errors import UsageError
 from arachne_runtime.plan.document import Document
 from arachne_runtime.units import GIB, Bytes, Seconds
+
+from .names import unknown
 
 CPU = "cpu"
 TERA = 1e12
@@ -107,7 +108,7 @@ def device(name: str) -> DeviceType:
         return found
     share = _cpu_share(name)
     if share is None:
-        raise UsageError(f"no device type named {name!r}; known: {', '.join(device_names())}")
+        raise unknown("no device type", name, "known", device_names())
     return DeviceType(
         name=name,
         memory_bytes=2 * GIB,

@@ -5,9 +5,9 @@ from importlib import resources
 
 import msgspec
 
-from arachne_runtime.errors import UsageError
 from arachne_runtime.plan.profile import Profile
 
+from .names import unknown
 from .packed import Entry
 
 _DATA = "data"
@@ -24,8 +24,7 @@ def measured_names() -> tuple[str, ...]:
 def entry(name: str) -> Entry:
     """The whole data file of a model; UsageError, with those that were measured, where there is none."""
     if name not in measured_names():
-        known = ", ".join(measured_names())
-        raise UsageError(f"the catalog holds no measurements of a model named {name!r}; measured: {known}")
+        raise unknown("the catalog holds no measurements of a model", name, "measured", measured_names())
     file = resources.files(__package__) / _DATA / f"{name}.json"
     return msgspec.json.decode(file.read_bytes(), type=Entry)
 

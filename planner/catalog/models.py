@@ -15,6 +15,7 @@ from arachne_runtime.plan.model import ModelSpec
 from .configs import architecture
 from .counting import count
 from .entries import entry, measured_names
+from .names import unknown
 
 DTYPE = "bfloat16"
 """Of a counted model where none is given."""
@@ -77,7 +78,7 @@ def config(name: str) -> Mapping[str, Any]:
 def named_model(name: str) -> Named:
     """The catalog's line for a model; UsageError, with the known names, where there is none."""
     if name not in _named():
-        raise UsageError(f"no model named {name!r} in the catalog; known: {', '.join(model_names())}")
+        raise unknown("the catalog has no model", name, "known", model_names())
     return _named()[name]
 
 
