@@ -3,6 +3,7 @@
 from dataclasses import replace
 from math import inf
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -12,7 +13,7 @@ from arachne_runtime.errors import NoFeasiblePlanError
 from arachne_runtime.plan.plan import ScheduleKind
 from arachne_runtime.plan.rules import check_plan
 from arachne_runtime.plan.schedule import num_rows
-from planner.cost import Estimate, price
+from planner.cost import Estimate, Infeasible, price
 from planner.exhaustive import Limits, random_request
 from planner.search import Enumeration, find_plan
 from planner.search.assemble import alike, plan_of
@@ -103,14 +104,26 @@ def test_sets_of_devices_keep_what_they_had(runs):
             assert all(s.replicas == stage.replicas for s in after.stages[row::rows])
 
 
-def test_a_set_that_lacks_memory_recomputes_or_the_plan_is_left_out():
-    """Interleaved, devices hold more micro-batches than they did."""
+def test_a_set_that_lacks_memory_recomputes():
+    """Interleaved, devices hold more micro-batches than they did: as they were, the same runs do not fit."""
     request = request_of(("a", "A100-40", 1, 8), **(FEW_BATCHES | {"global_batch": 64}))
-    plan = found_by(request, PLAIN).plan
-    found = interleaved(plan, 4, request)
-    assert found is None or isinstance(price(found, request), Estimate)
-    assert found is None or any(s.recompute for s in found.pipelines[0].stages)
-    assert interleaved(plan, 50, request) is None
+    columns, completion = columns_of(request, PLAIN)
+    part = alike(columns, int(np.argmin(columns.seconds)), request.global_batch)
+    plan = plan_of(completion, [part], by_stage=False)
+    found = interleaved(plan, 3, request)
+    assert isinstance(price(found, request), Estimate)
+    assert sum(s.recompute for s in found.pipelines[0].stages) > 3 * sum(
+        s.recompute for s in plan.pipelines[0].stages
+    )
+    plain = [msgspec.structs.replace(s, recompute=False) for s in found.pipelines[0].stages]
+    pipeline = msgspec.structs.replace(found.pipelines[0], stages=tuple(plain))
+    outcome = price(msgspec.structs.replace(found, pipelines=(pipeline,)), request)
+    assert isinstance(outcome, Infeasible)
+
+
+def test_more_runs_than_blocks_are_no_plan():
+    request = request_of(("h", "H100", 1, 8), **FEW_BATCHES)
+    assert interleaved(found_by(request, PLAIN).plan, 5, request) is None
 
 
 def test_moves_keep_devices_in_turns():
@@ -120,7 +133,7 @@ def test_moves_keep_devices_in_turns():
         plan
         for columns, completion in [columns_of(request, PLAIN)]
         for k in range(len(columns))
-        if columns.templates.width[k].max() > 1 and columns.templates.micro_batch[k] > 2
+        if 1 < columns.templates.width[k].max() < columns.templates.micro_batch[k]
         if (part := alike(columns, k, request.global_batch))
         if (plan := plan_of(completion, [part], by_stage=True))
     )
