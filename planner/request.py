@@ -7,6 +7,7 @@ from functools import cached_property
 
 from arachne_runtime.errors import InvalidFileError, NotMeasuredError, Problem, UsageError
 from arachne_runtime.plan.cluster import Cluster
+from arachne_runtime.plan.limits import MAX_MICRO_BATCHES
 from arachne_runtime.plan.model import ModelSpec
 from arachne_runtime.plan.plan import Plan, ScheduleKind
 from arachne_runtime.plan.profile import Profile
@@ -25,9 +26,8 @@ CHANGE_EVERY_S: Seconds = HOUR_S
 
 MOST_ZERO = 3
 
-MOST_SAMPLES = 2**20
-"""Largest global batch: a million samples is the largest that is published (SigLIP, arXiv 2303.15343), and
-the time that a price takes grows with it to seconds."""
+MOST_SAMPLES = MAX_MICRO_BATCHES
+"""Largest global batch: in micro-batches of one sample it is still a plan that the rules allow."""
 
 
 class Objective(StrEnum):

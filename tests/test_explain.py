@@ -42,6 +42,14 @@ def binds(request: Request, plan) -> dict[BindingKind, str]:
     return {b.kind: b.text for b in what_binds(plan, found, losses_of(plan, found, request), request)}
 
 
+def test_a_stage_of_one_block_is_told_as_one():
+    request = problem(("f", "fast", 2), batch=4)
+    whole = priced(plan_of(request, 1, stage((0, 2), ("f:0", 4))), request).limits
+    parts = priced(plan_of(request, 1, stage((0, 1), ("f:0", 4)), stage((1, 2), ("f:1", 4))), request).limits
+    assert "(blocks 0 to 1 on fast)" in whole
+    assert re.search(r"\(block [01] on fast\)", parts)
+
+
 def test_the_slowest_hop_binds():
     request = problem(("f", "fast", 2), ("g", "slow", 1), batch=4, blocks=3, output_bytes=10**9)
     plan = plan_of(

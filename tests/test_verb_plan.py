@@ -179,7 +179,8 @@ def test_nothing_fits_is_4_and_says_what_binds(folder):
         (("--time-budget", "nan"), ExitCode.USAGE, "--time-budget nan is not a number of seconds above 0"),
         (("--time-budget", "inf"), ExitCode.USAGE, "--time-budget inf is not a number of seconds above 0"),
         (("--time-budget", "0"), ExitCode.USAGE, "--time-budget 0 is not a number of seconds above 0"),
-        (("--global-batch", str(10**24)), ExitCode.USAGE, "is above 1048576; plan for a part of it"),
+        (("--global-batch", str(10**24)), ExitCode.USAGE, "is above 65536; plan for a part of it"),
+        (("--global-batch", "65537"), ExitCode.USAGE, "is above 65536; plan for a part of it"),
         (("--sequence", "0"), ExitCode.USAGE, "--sequence 0 is below 1"),
         (("--out", "."), ExitCode.ENVIRONMENT, "--out .: is a folder; name a file in it"),
         (

@@ -113,7 +113,10 @@ def test_nothing_assumed_is_the_same_problem():
     assert with_network(request) is request
 
 
-@pytest.mark.parametrize("wrong", [{"inter_GBps": -1.0}, {"latency_us": -1.0}, {"inter_GBps": float("nan")}])
+@pytest.mark.parametrize(
+    "wrong",
+    [{"inter_GBps": -1.0}, {"latency_us": -1.0}, {"inter_GBps": float("nan")}, {"latency_us": float("inf")}],
+)
 def test_a_network_that_cannot_be_is_refused(wrong):
     with pytest.raises(UsageError, match="between nodes"):
         with_network(linked(), **wrong)

@@ -127,7 +127,8 @@ def _limits(plan: Plan, at: Address, run: Run, breakdown: dict[str, Breakdown]) 
     }
     percent = {name: 100 * seconds / run.iteration_s for name, seconds in shares.items()}
     first, last = plan.pipelines[p].stages[s].layers
-    where = f"stage {s} of pipeline {p} (blocks {first} to {last - 1} on {seat.node.device.name})"
+    blocks = f"block {first}" if last == first + 1 else f"blocks {first} to {last - 1}"
+    where = f"stage {s} of pipeline {p} ({blocks} on {seat.node.device.name})"
     most = max(percent, key=lambda name: percent[name])
     rest = ", ".join(f"{name} {value:.0f} %" for name, value in percent.items() if name != most)
     if most == "compute":

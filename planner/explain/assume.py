@@ -1,6 +1,7 @@
 """The same problem under another network, for asking what would be."""
 
 from dataclasses import replace
+from math import inf
 
 from msgspec.structs import replace as changed
 
@@ -22,8 +23,8 @@ def with_network(
         return request
     if inter_GBps is not None and not inter_GBps > 0:
         raise UsageError(f"bandwidth between nodes {inter_GBps:g} GB/s is not above 0")
-    if latency_us is not None and not latency_us >= 0:
-        raise UsageError(f"latency between nodes {latency_us:g} µs is below 0")
+    if latency_us is not None and not 0 <= latency_us < inf:
+        raise UsageError(f"latency between nodes {latency_us:g} µs is not a number from 0 on")
     old = request.cluster.network
 
     def so(link: NetworkPair) -> NetworkPair:
