@@ -26,6 +26,8 @@ def check_writable(file: Path | None, option: str) -> None:
         return
     if file.is_dir():
         raise UnsupportedEnvironmentError(f"{option} {file}: is a folder; name a file in it")
+    if file.exists() and not file.is_file():  # a pipe or a device is written as it is
+        return
     try:
         with tempfile.TemporaryFile(dir=file.parent):
             return

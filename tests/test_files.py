@@ -24,6 +24,7 @@ from arachne_runtime.plan.files import (
     read_plan,
     read_profile,
     write,
+    write_whole,
 )
 from arachne_runtime.plan.model import ModelSpec
 from arachne_runtime.plan.plan import Plan
@@ -332,3 +333,16 @@ def test_any_record_can_be_read(tmp_path):
         "$.txt": "unknown field; did you mean 'text'?",
         "$.text": "missing; expected text",
     }
+
+
+def test_a_pipe_is_written_to_and_never_replaced(tmp_path):
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        write_whole(pipe, b"{}")
+        assert os.read(reader, 9) == b"{}"
+    finally:
+        os.close(reader)
+    assert pipe.is_fifo()
+    assert [file.name for file in tmp_path.iterdir()] == ["pipe"]

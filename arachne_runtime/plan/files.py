@@ -88,7 +88,13 @@ def write(document: Document, path: Path) -> None:
 
 
 def write_whole(path: Path, content: bytes) -> None:
-    """Write a file that a reader sees as it was or as it will be, never in between."""
+    """Write a file that a reader sees as it was or as it will be, never in between.
+
+    A pipe or a device is written to: replaced, ``/dev/null`` would be a file from then on, for everyone.
+    """
+    if path.exists() and not path.is_file():
+        path.write_bytes(content)
+        return
     scratch = path.with_name(path.name + ".part")
     scratch.write_bytes(content)
     scratch.replace(path)
