@@ -72,6 +72,19 @@ def test_branch_and_bound_alone_is_equal_to_the_oracle(seed):
     assert judge.best_s == pytest.approx(best.estimate.iteration_s if best else inf, rel=1e-9)
 
 
+@pytest.mark.parametrize("seed", [48, 250])
+def test_messages_and_rings_are_in_the_bounds(seed):
+    """Eight devices with tensor parallelism and slow links: without these bounds the proof took ten times
+    as long, and a busy machine lost them.
+    """
+    request = random_request(seed, Limits(devices=8, tp=(1, 2, 4)))
+    best = solve(request)
+    found = find_plan(request, time_budget_s=60.0, peers=())
+    assert best is not None
+    assert found.proven
+    assert found.estimate.iteration_s == pytest.approx(best.estimate.iteration_s, rel=1e-9)
+
+
 def test_small_problems_are_proven():
     found = find_plan(random_request(3, SMALL), time_budget_s=60.0)
     assert found.proven
@@ -91,11 +104,18 @@ def test_no_plan_of_a_column_is_faster_than_its_bound(seed, rng):
     request = random_request(seed, Limits(devices=5, blocks=5, global_batch=9, micro_batch=4))
     pools = find_pools(request.cluster)
     columns, exact = Columns(request, pools), Exact(request, pools, lambda plan: inf)
-    kind = rng.choice(request.schedules)
+    kind = rng.choice([ScheduleKind.ONE_F_ONE_B, ScheduleKind.GPIPE, ScheduleKind.ZERO_BUBBLE])
     exact.best_s = inf
     leaves = list(zip(range(400), exact._leaves(kind), strict=False))
     for _, (bound, chosen) in rng.sample(leaves, min(len(leaves), 6)):
         assert bound >= max(column.bound_s for column in chosen) * (1 - 1e-9)
+        assert bound >= exact.early.of(chosen) * (1 - 1e-9)
+        vectors = [tuple(map(sum, zip(*c.shape.stages, strict=True))) for c in chosen]
+        for at, vector in enumerate(vectors):
+            sheet = exact._sheet(vector, kind, len(vectors) == 1)
+            beside = sheet.bounds(exact.columns.beside(vectors, at))
+            index = next(i for i in range(len(sheet.bound)) if sheet.column(i) == chosen[at])
+            assert bound >= beside[index] * (1 - 1e-9)
         fillings = [
             rng.choice(exact._fitting(kind, column, s, inf))
             for column in chosen
@@ -106,7 +126,9 @@ def test_no_plan_of_a_column_is_faster_than_its_bound(seed, rng):
         counts = [(column.micro_batches, column.micro_batch) for column in chosen]
         plan = exact._plan(kind, [column.shape for column in chosen], counts, stages)
         outcome = price(plan, request)
-        assert isinstance(outcome, Estimate)
+        if isinstance(outcome, Infeasible):  # gradients of weights that are still owed are not counted
+            assert kind is ScheduleKind.ZERO_BUBBLE
+            continue
         assert outcome.iteration_s >= bound * (1 - 1e-9)
     assert columns.pools.counts == pools.counts
 

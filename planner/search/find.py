@@ -32,6 +32,10 @@ MOST_EXACT_COLUMNS = 8_000_000
 EXACT_COLUMNS_PER_S = MOST_EXACT_COLUMNS / 5
 """With more time it is tried on more."""
 
+PROVEN_KINDS = frozenset({ScheduleKind.GPIPE, ScheduleKind.ONE_F_ONE_B})
+"""Schedules of which the branch and bound sees every plan: not those of several chunks on a device, nor those
+that need recomputation only for the gradients of weights that are still owed."""
+
 MOST_MOVED_DEVICES = 24
 """Devices up to which refinement moves single ones; a larger cluster is refined by templates and numbers."""
 
@@ -171,7 +175,7 @@ class _Search:
         proven = judge.time_budget_s is not None and self._prove(judge.time_budget_s)
         if not proven:
             self._climb_on()
-        return proven and ScheduleKind.INTERLEAVED not in self.kinds  # the proof knows one run of blocks
+        return proven and PROVEN_KINDS.issuperset(self.kinds)
 
     def _broad(self, supply: Supply) -> Iterator[Broad]:
         """Each schedule, interleaved with each number of runs; with one run it is 1F1B, and comes last."""

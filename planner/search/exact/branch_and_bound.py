@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from itertools import islice, product
 from math import inf
 
+import numpy as np
+
 from arachne_runtime.plan.plan import Pipeline, Plan, Replica, ScheduleKind, Stage
 from arachne_runtime.units import Seconds
 
@@ -19,7 +21,9 @@ from ...request import Request
 from ..counts import Counts, packings
 from ..deal import pack_samples
 from .columns import Column, Columns, Shape
+from .early import EarlyEnds
 from .pools import Pools
+from .sheets import Sheet, sheet_of
 
 ROUNDING = 1e-9
 """A bound within this part of the best known time cannot beat it: both are sums of the same figures."""
@@ -75,9 +79,10 @@ class Exact:
         self.pools = pools
         self.check = check
         self.columns = Columns(request, pools, check)
+        self.early = EarlyEnds(request, pools)
         self.offer = offer
         self.best_s = inf
-        self._known: dict[tuple[Counts, ScheduleKind, bool], list[Column]] = {}
+        self._known: dict[tuple[Counts, ScheduleKind, bool], Sheet] = {}
         self._tails: dict[tuple[Shape, ...], Tail] = {}
         self._choices: dict[tuple[Counts, int, int, int, int, bool], list[Choice]] = {}
 
@@ -114,15 +119,27 @@ class Exact:
                 yield packing
 
     def _columns_of(self, packing: Sequence[Counts], kind: ScheduleKind) -> list[list[Column]]:
-        """Columns of each vector that may still win; a single one must take the whole global batch."""
+        """Columns of each vector that may still win beside the others, soonest first; none if no sum may."""
+        limit, total = self.best_s * (1 - ROUNDING), self.request.global_batch
+        sheets = [self._sheet(vector, kind, len(packing) == 1) for vector in packing]
+        bounds = [sheet.bounds(self.columns.beside(packing, i)) for i, sheet in enumerate(sheets)]
+        within = [np.flatnonzero(row < limit) for row in bounds]
+        if not all(len(row) for row in within):
+            return [[] for _ in packing]
+        most = [int(sheet.samples[row].max()) for sheet, row in zip(sheets, within, strict=True)]
         lists = []
-        for vector in packing:
-            key = vector, kind, len(packing) == 1
-            if key not in self._known:
-                limit = self.best_s * (1 - ROUNDING)
-                self._known[key] = self.columns.of(vector, kind, limit, alone=len(packing) == 1)
-            lists.append([c for c in self._known[key] if self._may_win(c.bound_s)])
+        for sheet, row, bound, own in zip(sheets, within, bounds, most, strict=True):
+            chosen = row[sheet.samples[row] >= total - (sum(most) - own)]
+            order = np.lexsort((chosen, sheet.samples[chosen], bound[chosen]))
+            lists.append([sheet.column(i) for i in chosen[order].tolist()])
         return lists
+
+    def _sheet(self, vector: Counts, kind: ScheduleKind, alone: bool) -> Sheet:
+        """A single one must take the whole global batch."""
+        key = vector, kind, alone
+        if key not in self._known:
+            self._known[key] = sheet_of(self.columns, vector, kind, self.best_s * (1 - ROUNDING), alone=alone)
+        return self._known[key]
 
     def _may_win(self, bound_s: Seconds) -> bool:
         return bound_s < self.best_s * (1 - ROUNDING)
@@ -132,6 +149,8 @@ class Exact:
         for packing in self._packings():
             lists = self._columns_of(packing, kind)
             for columns in self._sums(lists, packing, self.request.global_batch):
+                if not self._may_win(self.early.of(columns)):
+                    continue
                 bound = self._tail(tuple(c.shape for c in columns)).end(columns)
                 if self._may_win(bound):
                     yield bound, columns
@@ -209,7 +228,13 @@ class Exact:
         if found is None:
             found = sorted(self._fillings(*key), key=lambda c: c.slowest_s)
             self._choices[key] = found
-        return [c for c in found if column.fill_s[s] + column.micro_batches * c.slowest_s < budget_s]
+        count, besides_s, waits_s = column.micro_batches, column.besides_s[s], column.waits_s[s]
+        return [
+            choice
+            for choice in found
+            if besides_s + count * choice.slowest_s < budget_s
+            and waits_s + (count - held + 1) * choice.slowest_s < budget_s
+        ]
 
     def _fillings(
         self, stage: Counts, micro_batch: int, start: int, stop: int, held: int, ordered: bool

@@ -1,28 +1,24 @@
-"""Every pipeline that some devices can form, each with a proven lower bound of when its stages are done.
+"""What every pipeline that some devices can form costs at the least: its messages, its rings, its optimizers.
 
 A column, in the word of column generation, fixes a pipeline's stages, cut, micro-batch and count, but not
 yet its shares. Its bound takes for every stage the best shares (``StageTables`` with floors), for every hop
 an idle link, for every other stage the fastest replica.
 """
 
-from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
-from itertools import combinations, product
-from math import comb, prod
+from itertools import product
+from math import comb, inf, prod
 
 import numpy as np
 from numpy.typing import NDArray
 
 from arachne_runtime.plan.cluster import node_of
-from arachne_runtime.plan.plan import ScheduleKind
 from arachne_runtime.units import Seconds
 
 from ...cost.links import Link
-from ...cost.memory import in_flight
 from ...request import Request
-from ..counts import Counts, compositions
+from ..counts import Counts
 from ..cut import Table
 from ..stage_tables import Hardware, Mix, StageTables
 from .pools import Pools
@@ -48,8 +44,12 @@ class Column:
     micro_batches: int
     ready_s: tuple[Seconds, ...]
     """No replica of a stage that sets the pace is done earlier, by stage."""
-    fill_s: tuple[Seconds, ...]
-    """No stage starts earlier."""
+    besides_s: tuple[Seconds, ...]
+    """Until a stage is done, the least that none of its replicas computes: it waits, sends and receives."""
+    waits_s: tuple[Seconds, ...]
+    """The same with all micro-batches but those in flight, and one of these, left to compute."""
+    update_s: Seconds
+    """The slowest optimizer step."""
     bound_s: Seconds
     """The iteration takes at least so long."""
 
@@ -57,6 +57,21 @@ class Column:
     def samples(self) -> int:
         """Samples of an iteration."""
         return self.micro_batch * self.micro_batches
+
+
+@dataclass(frozen=True, slots=True)
+class Beside:
+    """The pipelines beside a column, as far as its reductions have to do with them."""
+
+    others: int
+    """How many at least; each has a replica of every block."""
+    shared_s: float
+    """Seconds a byte of the fastest link to any of them that its ranks share; ``inf``: none."""
+    inside_s: float
+    """The same of links that every rank has to itself."""
+
+
+ALONE = Beside(0, inf, inf)
 
 
 class Columns:
@@ -69,32 +84,38 @@ class Columns:
         self.stage_tables = StageTables(request, floors=True)
         self.hardware = [self.stage_tables.hardware(pool.seats[0][0], pool.tp) for pool in pools.pools]
         self._hops: dict[tuple[Counts, Counts, int], Array] = {}
+        self._busy: dict[tuple[Counts, Counts, int], Array] = {}
         self._mixes: dict[Counts, Mix] = {}
-        self._rings: dict[tuple[Counts, int], tuple[Seconds, float]] = {}
+        self._rings: dict[Counts, tuple[int, int, float]] = {}
+        self._besides: dict[tuple[Counts, Counts], tuple[float, float]] = {}
+        names = sorted({node_of(d) for pool in pools.pools for seat in pool.seats for d in seat})
+        links = [request.fleet.link(a, b) for a in names for b in names]
+        self.least_latency_s = min(link.latency_s for link in links)
         self._updates: dict[Mix, Table] = {}
         self._fastest: dict[tuple[Mix, int], tuple[Table, Table]] = {}
 
-    def of(self, vector: Counts, kind: ScheduleKind, limit_s: Seconds, alone: bool) -> list[Column]:
-        """Columns on all devices of ``vector`` that may end before ``limit_s``, soonest first.
+    def beside_any(self, vector: Counts) -> Beside:
+        """At least one pipeline on what ``vector`` leaves."""
+        left = tuple(n - m for n, m in zip(self.pools.counts, vector, strict=True))
+        return Beside(1, *self._fastest_links(vector, left))
 
-        ``alone``: those that take the whole global batch, else those that stand beside at least one other.
-        """
-        by_depth: dict[int, list[tuple[Counts, ...]]] = defaultdict(list)
-        for stages in compositions(vector, self.stage_tables.num_blocks):
-            by_depth[len(stages)].append(stages)
-        found: list[Column] = []
-        for depth, shapes in sorted(by_depth.items()):
-            for micro_batch in range(1, self.request.most_micro_batch + 1):
-                fitting = [s for s in shapes if max(map(sum, s)) <= micro_batch]
-                self.check()
-                if fitting:
-                    batch = _Batch(self, kind, depth, fitting, micro_batch, 0 if alone else 1)
-                    for count in self._counts(micro_batch, alone):
-                        self.check()
-                        found += batch.columns(count, limit_s)
-        return sorted(found, key=lambda c: (c.bound_s, c.samples))
+    def beside(self, packing: Sequence[Counts], at: int) -> Beside:
+        """The other pipelines of a packing: the ring has a link to each, and the slowest sets its pace."""
+        links = [self._fastest_links(packing[at], v) for i, v in enumerate(packing) if i != at]
+        return Beside(len(links), *max(links, key=min)) if links else ALONE
 
-    def _counts(self, micro_batch: int, alone: bool) -> Sequence[int]:
+    def _fastest_links(self, a: Counts, b: Counts) -> tuple[float, float]:
+        found = self._besides.get((a, b))
+        if found is None:
+            links = list(self._links(a, b))
+            found = self._besides[a, b] = (
+                min((k.seconds_per_byte for k in links if k.shared), default=inf),
+                min((k.seconds_per_byte for k in links if not k.shared), default=inf),
+            )
+        return found
+
+    def counts(self, micro_batch: int, alone: bool) -> Sequence[int]:
+        """Numbers of micro-batches, ascending."""
         most, rest = divmod(self.request.global_batch, micro_batch)
         if alone:
             return [most] if rest == 0 else []
@@ -148,6 +169,26 @@ class Columns:
             self._hops[key] = row
         return self._hops[key]
 
+    def busy(self, stage: Counts, other: Counts, micro_batch: int) -> Array:
+        """Least seconds that one way over a boundary keeps a replica of ``stage`` busy, by block.
+
+        A single replica has all rows, in a message for each replica on the other side; any has at least one.
+        """
+        rows, messages = (micro_batch, sum(other)) if sum(stage) == 1 else (1, 1)
+        key = stage, other, rows
+        if key not in self._busy:
+            pools = [pool for n, pool in zip(stage, self.pools.pools, strict=True) if n]
+            nodes = [self.request.fleet.node(node_of(pool.seats[0][0])) for pool in pools]
+            row = np.zeros(self.stage_tables.num_blocks + 1)
+            if not any(node.device.hop_overlaps for node in nodes):
+                links, streams = list(self._links(stage, other)), self._streams(stage, other)
+                latency = min(k.latency_s for k in links)
+                per_byte = min(_least_per_byte(k, streams) for k in links)
+                sizes = np.asarray(self.request.tables.output_bytes[:-1], float)
+                row[1:-1] = messages * latency + rows * sizes * per_byte
+            self._busy[key] = row
+        return self._busy[key]
+
     def _streams(self, before: Counts, after: Counts) -> int:
         """Most ranks of a group that send at once: as many as the smaller group of the two has."""
         largest = (
@@ -163,40 +204,31 @@ class Columns:
                     a, b = self.pools.pools[p].seats[0][0], self.pools.pools[q].seats[-1][0]
                     yield self.request.fleet.link(node_of(a), node_of(b))
 
-    @cached_property
-    def all_links(self) -> tuple[tuple[Link, bool], ...]:
-        """Every link between two devices, and whether it leaves a node."""
-        names = [node_of(d) for pool in self.pools.pools for seat in pool.seats for d in seat]
-        pairs = sorted(set(combinations(names, 2)))
-        return tuple((self.request.fleet.link(a, b), a != b) for a, b in pairs)
+    def ring(self, stage: Counts) -> tuple[int, int, float]:
+        """Replicas of a stage, devices of the smallest, and seconds a byte of the slowest link among them.
 
-    def nodes_of(self, stage: Counts) -> int:
-        """Nodes that a stage's devices stand in."""
-        nodes: set[str] = set()
-        for n, pool in zip(stage, self.pools.pools, strict=True):
-            nodes.update(node_of(seat[0]) for seat in pool.seats[:n])
-        return len(nodes)
-
-    def ring(self, stage: Counts, others: int) -> tuple[Seconds, float]:
-        """Least seconds of a reduction over a stage and ``others``: fixed ones, and seconds a byte."""
-        key = stage, others
-        if key not in self._rings:
-            tp = min(pool.tp for n, pool in zip(stage, self.pools.pools, strict=True) if n)
-            self._rings[key] = self._ring(sum(stage) + others, self.nodes_of(stage) > 1, tp)
-        return self._rings[key]
-
-    def _ring(self, members: int, leaves: bool, least_tp: int) -> tuple[Seconds, float]:
-        """A ring over at least so many members, one of whose edges leaves a node or not.
-
-        The member with the fewest devices moves the largest shard: one of at least 1 / ``least_tp``.
+        The member with the fewest devices moves the largest shard: its part of the bytes.
         """
-        if members < 2:
-            return 0.0, 0.0
-        links = [k for k, out in self.all_links if out or not leaves]
+        found = self._rings.get(stage)
+        if found is None:
+            nodes: dict[str, int] = {}
+            for n, pool in zip(stage, self.pools.pools, strict=True):
+                for seat in pool.seats[:n]:
+                    nodes[node_of(seat[0])] = nodes.get(node_of(seat[0]), 0) + 1
+            tp = min(pool.tp for n, pool in zip(stage, self.pools.pools, strict=True) if n)
+            links = self.request.fleet.links_among(tuple(nodes), max(nodes.values()) > 1)
+            per_byte = max(_least_per_byte(k, tp) for k in links) if sum(stage) > 1 else 0.0
+            found = self._rings[stage] = sum(stage), tp, per_byte
+        return found
+
+    def reduced(self, size: Array, width: Array, tp: Array, per_byte: Array, beside: Beside) -> Array:
+        """Least seconds of a stage's reductions: rings in which every other pipeline has a member."""
+        members = width + beside.others
+        if beside.others:
+            per_byte = np.maximum(per_byte, np.minimum(beside.shared_s, beside.inside_s / tp))
         messages = 2 * (members - 1)
-        latency = min(k.latency_s for k in links)
-        per_byte = min(_least_per_byte(k, least_tp) for k in links)
-        return messages * latency, messages / members * per_byte
+        seconds = messages * (self.least_latency_s + size / members * per_byte)
+        return np.where((size > 0) & (members > 1), seconds, 0.0)
 
     def updates(self, mix: Mix) -> Table:
         """Seconds of the slowest optimizer of a stage, by its run of blocks."""
@@ -232,88 +264,3 @@ def _compositions(vector: Counts, depth: int) -> int:
         (-1) ** empty * comb(depth, empty) * prod(comb(n + depth - empty - 1, n) for n in vector)
         for empty in range(depth)
     )
-
-
-class _Batch:
-    """All shapes of one depth at one micro-batch: arrays over (composition, cut, stage)."""
-
-    def __init__(
-        self,
-        columns: Columns,
-        kind: ScheduleKind,
-        depth: int,
-        shapes: list[tuple[Counts, ...]],
-        micro_batch: int,
-        others: int,
-    ) -> None:
-        self.of = columns
-        self.kind = kind
-        self.depth = depth
-        self.shapes = shapes
-        self.micro_batch = micro_batch
-        self.others = others
-        num_blocks = columns.stage_tables.num_blocks
-        self.cuts = np.array([(0, *c, num_blocks) for c in combinations(range(1, num_blocks), depth - 1)])
-        self.mixes = sorted({columns.mix(s) for shape in shapes for s in shape})
-        at = {mix: i for i, mix in enumerate(self.mixes)}
-        self.mix_CS = np.array([[at[columns.mix(s)] for s in shape] for shape in shapes])
-        fast = [columns.fastest(mix, micro_batch) for mix in self.mixes]
-        self.forward = self._gather([f for f, _ in fast])
-        self.backward = self._gather([b for _, b in fast])
-        self.hop = self._gather_hops()
-        self.tail = self._tails()
-        arrive = np.cumsum(self.forward[:, :, :-1] + self.hop, axis=2)
-        self.fill = np.concatenate([np.zeros((*arrive.shape[:2], 1)), arrive], axis=2)
-
-    def columns(self, micro_batches: int, limit_s: Seconds) -> Iterator[Column]:
-        """Those with so many micro-batches that may end before the limit."""
-        ready = self._ready(micro_batches)
-        bound = (ready + self.tail).max(axis=2)
-        for c, k in zip(*np.nonzero(bound < limit_s), strict=True):
-            yield Column(
-                Shape(self.shapes[c], tuple(int(x) for x in self.cuts[k])),
-                self.micro_batch,
-                micro_batches,
-                tuple(ready[c, k].tolist()),
-                tuple(self.fill[c, k].tolist()),
-                float(bound[c, k]),
-            )
-
-    def _ready(self, count: int) -> Array:
-        """Last stage to first: paced by its own work, by the first gradient, by the stage behind."""
-        ready = np.empty_like(self.fill)
-        first = self.fill[:, :, -1] + self.forward[:, :, -1]
-        for s in range(self.depth - 1, -1, -1):
-            held = in_flight(self.kind, s, self.depth, count)
-            times = np.stack([self.of.stage_tables.stage(mix, self.micro_batch, held) for mix in self.mixes])
-            pace = times[self.mix_CS[:, s, None], self.cuts[None, :, s], self.cuts[None, :, s + 1]]
-            if s < self.depth - 1:
-                first = first + self.backward[:, :, s + 1] + self.hop[:, :, s]
-            after = first + count * self.backward[:, :, s] + (count - held) * self.forward[:, :, s]
-            ready[:, :, s] = np.maximum(self.fill[:, :, s] + count * pace, after)
-            if s < self.depth - 1:
-                behind = ready[:, :, s + 1] + self.hop[:, :, s] + self.backward[:, :, s]
-                ready[:, :, s] = np.maximum(ready[:, :, s], behind)
-        return ready
-
-    def _gather(self, tables: Sequence[Table]) -> Array:
-        stacked = np.stack(tables)
-        found: Array = stacked[self.mix_CS[:, None, :], self.cuts[None, :, :-1], self.cuts[None, :, 1:]]
-        return found
-
-    def _gather_hops(self) -> Array:
-        hop = np.zeros((len(self.shapes), len(self.cuts), self.depth - 1))
-        for c, shape in enumerate(self.shapes):
-            for s in range(self.depth - 1):
-                hop[c, :, s] = self.of.hops(shape[s], shape[s + 1], self.micro_batch)[self.cuts[:, s + 1]]
-        return hop
-
-    def _tails(self) -> Array:
-        """After a stage is done: its own reduction, the slowest update of the pipeline, fixed seconds."""
-        tables = self.of.request.tables
-        own = np.asarray(tables.own_parameters, float)
-        size_KS = (own[self.cuts[:, 1:]] - own[self.cuts[:, :-1]]) * tables.model.bytes_per_parameter.gradient
-        rings = np.array([[self.of.ring(stage, self.others) for stage in shape] for shape in self.shapes])
-        reduced = np.where(size_KS > 0, rings[:, None, :, 0] + rings[:, None, :, 1] * size_KS, 0.0)
-        updates = self._gather([self.of.updates(mix) for mix in self.mixes]).max(axis=2, keepdims=True)
-        return np.asarray(reduced + updates + tables.profile.step_s)
