@@ -13,6 +13,7 @@ from arachne_runtime.errors import NoFeasiblePlanError
 from arachne_runtime.plan.plan import ScheduleKind
 from arachne_runtime.plan.rules import check_plan
 from arachne_runtime.plan.schedule import num_rows
+from bench.grid import Cell, Nodes
 from planner.cost import Estimate, Infeasible, price
 from planner.exhaustive import Limits, random_request
 from planner.search import Enumeration, find_plan
@@ -23,6 +24,7 @@ from planner.search.interleave import interleaved
 from planner.search.judge import Judge
 from planner.search.refine import Refiner
 from planner.search.supply import Supply
+from planner.search.tidy import tidy
 from tests.test_search_templates import request_of
 
 PLAIN, IN_TURNS, SPLIT = (
@@ -169,3 +171,24 @@ def test_closed_forms_are_near_the_price(kind, runs, error):
             errors.append(abs(columns.seconds[k] / outcome.iteration_s - 1))
     assert len(errors) >= 20
     assert np.median(errors) < error
+
+
+def test_stages_without_experts_have_no_tiling():
+    """Half-layer blocks: a stage may hold attention alone, and a run of an interleaved plan more often."""
+    nodes = (Nodes(device="A100-80", gpus=4, count=2), Nodes(device="H100", gpus=4, count=4))
+    request = Cell(group="half", model="qwen3-30b-a3b", nodes=nodes).larger()
+    plan = found_by(request, PLAIN, evaluations=6).plan
+    pipeline = plan.pipelines[0]
+    embedding = msgspec.structs.replace(
+        pipeline.stages[0], layers=(0, 1), expert_parallel=len(pipeline.stages[0].devices)
+    )
+    rest = msgspec.structs.replace(pipeline.stages[1], layers=(1, pipeline.stages[1].layers[1]))
+    odd = msgspec.structs.replace(pipeline, stages=(embedding, rest, *pipeline.stages[2:]))
+    odd = msgspec.structs.replace(plan, pipelines=(odd, *plan.pipelines[1:]))
+    judge = Judge(request, None, 10)
+    judge.price(odd)
+    assert embedding.expert_parallel > 1
+    for kept in judge.kept:
+        assert check_plan(kept.plan, cluster=request.cluster, model=request.model) == ()
+    assert tidy(odd, request).pipelines[0].stages[0].expert_parallel == 1
+    assert tidy(plan, request) is plan

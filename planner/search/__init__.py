@@ -5,7 +5,7 @@ is the answer. What a cluster offers: ``supply``.
 Propose: ``propose`` (sources; a learned one goes there too), ``batch`` (templates as arrays), ``moves``.
 Complete: ``columns`` with ``min_max`` (cuts), ``rows`` and ``held`` (seconds and memory of every run of
 blocks), ``network``; several runs in each stage: ``interleave``. Pack: ``pack``. To plans: ``assemble``,
-``place``, ``template``. All of it: ``broad``.
+``place``, ``template``, ``tidy``. All of it: ``broad``.
 Single devices of small clusters: ``refine``, ``complete``, ``cut``, ``deal``, ``stage_tables``; the proof:
 ``exact`` with ``counts``. Beside it: ``migrate`` (changes of plan),
 ``missing`` with ``leanest`` (why nothing fits), ``enlarge``.

@@ -12,6 +12,7 @@ from arachne_runtime.units import Seconds
 from ..cost import Estimate, Infeasible, price
 from ..request import Objective, Request
 from .score import WORST, Score, score_of
+from .tidy import tidy
 
 MOST_KEPT = 16
 """Best plans that are kept for refinement and for the list of runners-up."""
@@ -111,6 +112,7 @@ class Judge:
 
     def price(self, plan: Plan) -> Score:
         """Score of a plan, WORST where it does not fit. SearchOverError once the budget is spent."""
+        plan = tidy(plan, self.request)
         known = self._known.get(plan)
         if known is not None:
             return known
@@ -127,6 +129,7 @@ class Judge:
 
     def keep(self, plan: Plan) -> Score:
         """As ``price``, whatever the budget says."""
+        plan = tidy(plan, self.request)
         self.evaluations += 1
         score = WORST
         try:
