@@ -6,9 +6,10 @@ import msgspec
 from hypothesis import given
 
 from arachne_runtime.plan.alike import alike, numbers, short
-from arachne_runtime.plan.cluster import Cluster
+from arachne_runtime.plan.cluster import Cluster, Network, NodeEntry
 from arachne_runtime.plan.plan import Pipeline, Plan, Replica, Stage
 from arachne_runtime.plan.text import describe
+from launch.report.tell_plan import shape_of
 from tests.documents import CLUSTER, PLAN, REMOVED, changed, read
 from tests.strategies import settings_of_a_plan
 
@@ -165,3 +166,23 @@ def test_other_cuts_are_not_alike():
     other = msgspec.structs.replace(plan.pipelines[1], stages=moved)
     plan = msgspec.structs.replace(plan, pipelines=(plan.pipelines[0], other))
     assert [group.pipelines for group in alike(plan)] == [(0,), (1,)]
+
+
+def test_a_shape_does_not_depend_on_the_order_of_pipelines():
+    nodes = (NodeEntry(name="a", device="A100-40", gpus=4), NodeEntry(name="v", device="V100-16", gpus=1))
+    cluster = Cluster(node=nodes, network=Network(inter_GBps=1.0))
+
+    def line(device: str, micro_batches: int, *cuts: tuple[int, int]) -> Pipeline:
+        name, _, first = device.partition(":")
+        stages = tuple(
+            Stage(layers=cut, replicas=(Replica(devices=(f"{name}:{int(first) + n}",), share=2),))
+            for n, cut in enumerate(cuts)
+        )
+        return Pipeline(micro_batches=micro_batches, micro_batch=2, stages=stages)
+
+    early, late = line("a:0", 3, (0, 2), (2, 5)), line("a:2", 3, (0, 3), (3, 5))  # cut at another block
+    alone = line("v:0", 1, (0, 5))
+    for order in ((alone, early, late), (early, alone, late), (late, early, alone)):
+        plan = Plan(model="m", global_batch=14, sequence=1, pipelines=order)
+        words = "2 pipelines of 3 x 2 over 1 A100-40 (2 stages); 1 pipeline of 1 x 2 over 1 V100-16"
+        assert shape_of(plan, cluster) == words

@@ -1,5 +1,6 @@
 """The answer of a search as a document and as text: plan, price, rivals, runners-up, what if."""
 
+from collections import Counter
 from collections.abc import Iterator
 from itertools import groupby
 
@@ -105,18 +106,21 @@ def _runners_up(found: Found, best: Losses, request: Request) -> Iterator[OtherA
 
 
 def shape_of(plan: Plan, cluster: Cluster) -> str:
-    """``2 pipelines of 8 x 4 over 2 A100-40, 1 V100-16 (2 stages)``: replicas of each stage."""
-    texts = []
+    """``2 pipelines of 8 x 4 over 2 A100-40, 1 V100-16 (2 stages)``: replicas of each stage.
+
+    The most alike ones first, so that plans whose pipelines stand in another order have one shape.
+    """
+    counts = Counter[str]()
     for group in alike(plan, cluster):
-        count, pipeline = len(group.pipelines), group.first
+        pipeline = group.first
         stages = [
             f"{words} ({many} stages)" if (many := len(list(run))) > 1 else words
             for words, run in groupby(_stage_words(stage, cluster) for stage in pipeline.stages)
         ]
-        plural = "s" if count > 1 else ""
         work = f"{pipeline.micro_batches} x {pipeline.micro_batch}"
-        texts.append(f"{count} pipeline{plural} of {work} over {', '.join(stages)}")
-    return "; ".join(texts)
+        counts[f"{work} over {', '.join(stages)}"] += len(group.pipelines)
+    ordered = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
+    return "; ".join(f"{count} pipeline{'s' * (count > 1)} of {words}" for words, count in ordered)
 
 
 def _stage_words(stage: Stage, cluster: Cluster) -> str:
