@@ -57,15 +57,19 @@ class Leanest:
 
     def shortage(self) -> Shortage:
         """The least there is over every order of nodes, TP degree, width, schedule and (some) depths."""
-        chains = dict.fromkeys(chain for chain in self._chains() if chain)
-        found = [
-            shortage
-            for chain in chains
-            for depth in _depths(min(len(chain), len(self.request.model.blocks)))
-            for kind in self._kinds()
-            if (shortage := self._of_chain(chain[:depth], kind)) is not None
-        ]
-        return min(found, key=lambda s: (s.over_bytes, s.depth, s.place.tp, s.place.width))
+        return min(self._shortages(), key=lambda s: (s.over_bytes, s.depth, s.place.tp, s.place.width))
+
+    def fits(self) -> bool:
+        """Whether any of them has the memory; the first that does is enough."""
+        return any(shortage.over_bytes <= 0 for shortage in self._shortages())
+
+    def _shortages(self) -> Iterator[Shortage]:
+        for chain in dict.fromkeys(chain for chain in self._chains() if chain):
+            for depth in reversed(_depths(min(len(chain), len(self.request.model.blocks)))):
+                for kind in self._kinds():
+                    shortage = self._of_chain(chain[:depth], kind)
+                    if shortage is not None:
+                        yield shortage
 
     def _chains(self) -> Iterator[tuple[Place, ...]]:
         fleet, tables = self.request.fleet, self.request.tables

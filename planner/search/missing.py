@@ -144,7 +144,7 @@ def _changes(request: Request, shortage: Shortage) -> Iterator[Change]:
 
 
 def _fits(request: Request) -> bool:
-    return Leanest(request).shortage().over_bytes <= 0
+    return Leanest(request).fits()
 
 
 def _schedule(request: Request) -> Change | None:
