@@ -346,4 +346,4 @@ def test_a_price_needs_all_its_inputs(tmp_path):
         assert (done.returncode, done.stderr) == (2, f"{option} prices the plan, which also needs --model\n")
     done = arachne("show", plan, "--model", "nobody")
     assert done.returncode == ExitCode.USAGE
-    assert "no model named 'nobody' in the catalog" in done.stderr
+    assert "the catalog has no model named 'nobody'; known: " in done.stderr
