@@ -65,8 +65,8 @@ TENSOR_PARALLEL = Family(
     problems=500,
     equal=0.95,
     worst=0.01,
-    oracle_s=60.0,
-    planner_s=60.0,
+    oracle_s=120.0,
+    planner_s=120.0,
     features=("tensor parallelism", *COMMON),
 )
 FULL = (ONE_DEVICE, TENSOR_PARALLEL)
