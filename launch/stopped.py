@@ -4,7 +4,8 @@ import os
 import signal
 import threading
 from contextlib import suppress
-from pathlib import Path
+
+from .processes import environment, every_pid, stat_fields
 
 STOPPED_S = 5.0
 """How long a rank may be stopped; counted while this process runs, so that all may be stopped together."""
@@ -47,7 +48,7 @@ class StopWatch:
                 self._look(pid)
 
     def _look(self, pid: int) -> None:
-        state = _stat(pid)[:1]
+        state = stat_fields(pid)[:1]
         if not state:
             del self._ranks[pid]
         elif state != ["T"]:  # "t" is a debugger's
@@ -62,22 +63,11 @@ class StopWatch:
 
 def _children() -> list[int]:
     mine = str(os.getpid())
-    return [int(name) for name in os.listdir("/proc") if name.isdigit() and _stat(int(name))[1:2] == [mine]]
+    return [pid for pid in every_pid() if stat_fields(pid)[1:2] == [mine]]
 
 
 def _rank(pid: int, mark: bytes) -> int | None:
     """Of a process of the run; None for any other, and before its program has begun."""
-    try:
-        words = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-    except OSError:
-        return None
+    words = environment(pid)
     rank = next((word for word in words if word.startswith(b"RANK=")), None)
     return int(rank.removeprefix(b"RANK=")) if rank is not None and mark in words else None
-
-
-def _stat(pid: int) -> list[str]:
-    """State, parent and more of a process, proc(5); nothing where it is gone."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return []

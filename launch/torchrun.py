@@ -39,14 +39,13 @@ from .hosts import Hosts, interface_of
 from .nodes import nodes_of
 from .stopped import StopWatch
 from .streams import RankStreams
+from .survivors import SHUTDOWN_S, no_survivors
 from .worker import DEVICE_VARIABLE
 
 PLAN_VARIABLE = "ARACHNE_PLAN"
 TRACE_VARIABLE = "ARACHNE_TRACE"
 RUN_VARIABLE = "ARACHNE_RUN"
 """In the environment of every process of a job: tells them from all others."""
-SHUTDOWN_S = 5
-"""How long ranks may take to end after a signal before they are killed."""
 RENDEZVOUS_S = 600
 """How long nodes wait for each other."""
 _PORT_TRIES = 3
@@ -232,7 +231,7 @@ def launch(job: Job) -> None:
         failed: ChildFailedError | None = None
         with _undisturbed():
             try:
-                with streams, _no_survivors(mark), stops:
+                with streams, no_survivors(mark), stops:
                     _start(job, streams)
             except SignalException as error:
                 stopped_by = error.sigval
@@ -378,32 +377,3 @@ def _undisturbed() -> Iterator[None]:
         for number, handler in handlers.items():
             if signal.getsignal(number) is not handler:
                 signal.signal(number, handler)
-
-
-@contextmanager
-def _no_survivors(mark: bytes) -> Iterator[None]:
-    """Kill what a rank started and left behind, in any session or process group."""
-    try:
-        yield
-    finally:
-        stop_at = time.monotonic() + SHUTDOWN_S
-        while (left := _marked(mark)) and time.monotonic() < stop_at:
-            for pid in left:
-                try:
-                    os.kill(pid, signal.SIGKILL)
-                except ProcessLookupError:
-                    continue
-            time.sleep(0.01)
-
-
-def _marked(mark: bytes) -> list[int]:
-    found = []
-    for name in os.listdir("/proc"):
-        if name.isdigit():
-            try:
-                environment = Path(f"/proc/{name}/environ").read_bytes()
-            except OSError:
-                continue
-            if mark in environment.split(b"\0"):
-                found.append(int(name))
-    return found

@@ -12,6 +12,7 @@ from arachne_runtime.plan.model import BlockSpec, ModelSpec
 from arachne_runtime.plan.plan import Pipeline, Plan, Replica, ScheduleKind, Stage
 from arachne_runtime.plan.profile import BlockTiming, Profile, TpCommunication
 from arachne_runtime.plan.schedule import PLAYABLE
+from planner.request import Request
 
 DEVICE_TYPES = ("A100-40", "V100-16", "T4-16")
 
@@ -219,3 +220,26 @@ def profiles(
         tp_communication=draw(st.sampled_from(TpCommunication)),
         step_s=draw(st.sampled_from((0.0, 0.01))),
     )
+
+
+@st.composite
+def problems(draw: DrawFn, *, types: Sequence[str]) -> tuple[Plan, Request]:
+    """A plan of any schedule without runs in turns, and the request that it answers."""
+    cluster, model = draw(clusters(types=types)), draw(models())
+    plan = draw(
+        plans(
+            devices=cluster.devices,
+            num_blocks=len(model.blocks),
+            model=model.name,
+            sequence=model.sequence,
+            schedules=[kind for kind in ScheduleKind if kind is not ScheduleKind.INTERLEAVED],
+        )
+    )
+    request = Request(
+        cluster=cluster,
+        model=model,
+        profile=draw(profiles(model, types=types, max_samples=20)),
+        global_batch=plan.global_batch,
+        schedules=(plan.schedule,),
+    )
+    return plan, request

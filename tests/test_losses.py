@@ -12,7 +12,7 @@ from arachne_runtime.plan.plan import Pipeline, Plan, Replica, ScheduleKind, Sta
 from arachne_runtime.plan.profile import BlockTiming, Profile, TpCommunication, UpdateTiming
 from planner.explain import Losses, LossKind, share_of_ideal
 from planner.request import Request
-from tests.strategies import clusters, models, plans, profiles
+from tests.strategies import problems
 
 TYPES = ("A100-40", "V100-16")
 NEVER_NEGATIVE = set(LossKind) - {LossKind.PLACEMENT}
@@ -21,23 +21,7 @@ NEVER_NEGATIVE = set(LossKind) - {LossKind.PLACEMENT}
 @settings(deadline=None, max_examples=120)
 @given(data=st.data())
 def test_ideal_and_losses_add_up_to_the_iteration(data):
-    cluster, model = data.draw(clusters(types=TYPES)), data.draw(models())
-    plan = data.draw(
-        plans(
-            devices=cluster.devices,
-            num_blocks=len(model.blocks),
-            model=model.name,
-            sequence=model.sequence,
-            schedules=[kind for kind in ScheduleKind if kind is not ScheduleKind.INTERLEAVED],
-        )
-    )
-    request = Request(
-        cluster=cluster,
-        model=model,
-        profile=data.draw(profiles(model, types=TYPES, max_samples=20)),
-        global_batch=plan.global_batch,
-        schedules=(plan.schedule,),
-    )
+    plan, request = data.draw(problems(types=TYPES))
     losses = share_of_ideal(plan, request)
     assert losses.ideal_s + sum(loss.seconds for loss in losses.parts) == pytest.approx(losses.iteration_s)
     assert [loss.kind for loss in losses.parts] == list(LossKind)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from arachne_runtime.plan.alike import alike
 from arachne_runtime.plan.cluster import Cluster, Network, NodeEntry
-from arachne_runtime.plan.plan import Pipeline, Plan, Replica, ScheduleKind, Stage
+from arachne_runtime.plan.plan import Pipeline, Plan, Replica, Stage
 from launch.report.markup import joined, tag
 from launch.report.page import render_page
 from launch.report.page.colours import _hex
@@ -21,7 +21,7 @@ from launch.report.page.timeline import MOST_BARS, WIDTH, timeline
 from planner import catalog
 from planner.cost import Estimate, price
 from planner.request import Request
-from tests.strategies import clusters, models, plans, profiles
+from tests.strategies import problems
 
 TYPES = ("A100-40", "V100-16")
 VOID = {"meta", "br", "rect"}
@@ -132,25 +132,9 @@ def test_a_page_is_whole_and_needs_nothing_else():
 @settings(deadline=None, max_examples=30)
 @given(data=st.data())
 def test_every_span_of_every_lane_is_a_bar(data):
-    cluster, model = data.draw(clusters(types=TYPES)), data.draw(models())
-    plan = data.draw(
-        plans(
-            devices=cluster.devices,
-            num_blocks=len(model.blocks),
-            model=model.name,
-            sequence=model.sequence,
-            schedules=[kind for kind in ScheduleKind if kind is not ScheduleKind.INTERLEAVED],
-        )
-    )
-    request = Request(
-        cluster=cluster,
-        model=model,
-        profile=data.draw(profiles(model, types=TYPES, max_samples=20)),
-        global_batch=plan.global_batch,
-        schedules=(plan.schedule,),
-    )
+    plan, request = data.draw(problems(types=TYPES))
     estimate = priced(plan, request)
-    shown = bands(plan, estimate, cluster)
+    shown = bands(plan, estimate, request.cluster)
     page = parsed(render_page(plan, estimate, request))
     lanes = [lane for band in shown for lane in band.lanes]
     bars = [a for a in page.all("rect") if a["class"] != "w"]
@@ -161,8 +145,8 @@ def test_every_span_of_every_lane_is_a_bar(data):
     replicas = {r.devices for p in plan.pipelines for s in p.stages for r in s.replicas}
     assert sum(lane.copies * len(band.pipelines) for band in shown for lane in band.lanes) == len(replicas)
     squares = page.all("i", "dev")
-    assert len(squares) == len(cluster.devices)
-    assert len(page.all("i", "dev idle")) == len(cluster.devices) - len(plan.devices)
+    assert len(squares) == len(request.cluster.devices)
+    assert len(page.all("i", "dev idle")) == len(request.cluster.devices) - len(plan.devices)
     assert all(int(a["x"]) >= 0 and int(a["x"]) + int(a["width"]) <= WIDTH + 1 for a in bars)
 
 

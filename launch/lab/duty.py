@@ -11,6 +11,7 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from ..processes import every_pid
 from .state import start_ticks
 
 PERIOD_S = 0.02
@@ -38,7 +39,7 @@ class _Budget:
     def follow(self) -> None:
         """Look for ranks that came, and for processes that they started (a rank leads its own session)."""
         sessions = {int(entry.name) for entry in self.roster.iterdir() if entry.name.isdigit()}
-        members = {pid for pid in _processes() if _session(pid) in sessions} if sessions else set()
+        members = {pid for pid in every_pid() if _session(pid) in sessions} if sessions else set()
         for pid in members - self.used_s.keys():
             self.used_s[pid] = _cpu_s(pid) or 0.0
             if self.stopped:
@@ -110,10 +111,6 @@ def free(roster: Path) -> None:
     for entry in roster.iterdir():
         if entry.name.isdigit() and str(start_ticks(int(entry.name))) == entry.read_text():
             _send(int(entry.name), signal.SIGKILL)
-
-
-def _processes() -> list[int]:
-    return [int(name) for name in os.listdir("/proc") if name.isdigit()]
 
 
 def _session(pid: int) -> int | None:

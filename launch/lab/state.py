@@ -11,6 +11,8 @@ from arachne_runtime.errors import UnsupportedEnvironmentError, UsageError
 from arachne_runtime.plan.cluster import Cluster
 from arachne_runtime.plan.document import Document
 
+from ..processes import stat_fields
+
 LAB_VARIABLE = "ARACHNE_LAB"
 """Environment variable with the path of a lab's state file."""
 STATE_FILE = "state.json"
@@ -70,12 +72,8 @@ def read_state(path: Path) -> LabState:
 
 def start_ticks(pid: int) -> int | None:
     """When a process started, in clock ticks since boot; None where there is no such process."""
-    try:
-        text = Path(f"/proc/{pid}/stat").read_text()
-    except OSError:
-        return None
-    after_name = text.rpartition(")")[2].split()
-    return None if after_name[0] in "ZX" else int(after_name[19])
+    fields = stat_fields(pid)
+    return int(fields[19]) if fields and fields[0] not in "ZX" else None
 
 
 def is_alive(state: LabState) -> bool:
