@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from itertools import count
 from math import inf
 
 import msgspec
@@ -95,6 +96,16 @@ def test_a_spent_budget_is_not_a_proof():
     assert is_small(request)
     assert find_plan(request, time_budget_s=60.0).proven
     assert not find_plan(request, evaluations=3).proven
+
+
+def test_a_time_budget_is_counted_in_the_clock_that_is_given():
+    request = catalog_request(64, 1, 1)
+    runs = [
+        find_plan(request, time_budget_s=ticks, peers=(), clock=count().__next__) for ticks in (60, 60, 300)
+    ]
+    evaluations = [found.evaluations for found in runs]
+    assert evaluations[0] == evaluations[1] < evaluations[2] < 300
+    assert runs[0].plan == runs[1].plan
 
 
 @settings(max_examples=25, deadline=None)

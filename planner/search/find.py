@@ -1,5 +1,6 @@
 """The search: templates for clusters of any size, peers, local moves; small problems until proven."""
 
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from itertools import accumulate
@@ -67,15 +68,16 @@ def find_plan(
     on_progress: Callable[[Progress], None] | None = None,
     peers: Sequence[Strategy] = PEERS,
     sources: Sequence[Source] = SOURCES,
+    clock: Callable[[], Seconds] = time.monotonic,
 ) -> Found:
     """The best plan under the request's objective that the budget finds, never worse than a peer's proposal.
 
     With ``evaluations`` the number of plans that are priced for each schedule is limited instead of the time:
-    the same inputs give the same plan everywhere, and more schedules never a slower one. Raises
-    NoFeasiblePlanError, saying what binds, and NotMeasuredError.
+    the same inputs give the same plan everywhere, and more schedules never a slower one. ``clock``: what the
+    time budget is counted in. Raises NoFeasiblePlanError, saying what binds, and NotMeasuredError.
     """
     kinds = tuple(kind for kind in ORDER if kind in request.schedules)
-    judge = Judge(request, None if evaluations else time_budget_s, evaluations, on_progress)
+    judge = Judge(request, None if evaluations else time_budget_s, evaluations, on_progress, clock)
     search = _Search(request, judge, kinds[:1] if evaluations else kinds, seed, peers, sources)
     proven = False
     with suppress(SearchOverError):

@@ -52,6 +52,8 @@ class Judge:
     """None: only evaluations are limited, so that the same inputs give the same plan on any machine."""
     most_evaluations: int | None
     on_progress: Callable[[Progress], None] | None = None
+    clock: Callable[[], Seconds] = time.monotonic
+    """What the time budget is counted in: the wall's seconds, or those of a thread's CPU time."""
     evaluations: int = 0
     kept: list[Priced] = field(default_factory=list)
     """The best plans, best first."""
@@ -59,7 +61,10 @@ class Judge:
     _known: dict[Plan, Score] = field(default_factory=dict)
     _evaluated: int = 0
     """Evaluations of the searches before this one."""
-    _started: float = field(default_factory=time.monotonic)
+    _started: Seconds = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._started = self.clock()
 
     @property
     def best_s(self) -> Seconds:
@@ -76,7 +81,7 @@ class Judge:
     @property
     def seconds(self) -> Seconds:
         """Since the start of the search."""
-        return time.monotonic() - self._started
+        return self.clock() - self._started
 
     def part(self) -> float:
         """Part of the budget that is spent."""
