@@ -17,10 +17,12 @@ from planner.request import Request
 from planner.search import Enumeration, find_plan
 from planner.search.assemble import alike, even_takes, plan_of
 from planner.search.batch import Templates
+from planner.search.broad import Broad
 from planner.search.columns import Completion
 from planner.search.held import Held, Option
+from planner.search.judge import Judge
 from planner.search.min_max import Stages, min_max_cuts
-from planner.search.moves import neighbours
+from planner.search.moves import lines_of, neighbours
 from planner.search.pack import pack
 from planner.search.refine import option_moves
 from planner.search.supply import Supply, use_of
@@ -183,6 +185,37 @@ def test_moves_change_one_thing_and_come_back():
     assert (((0, 1, 2, 1), (1, 2, 1, 1)), 4, 8) in found  # a stage less
     assert (((0, 2, 1, 1), (0, 2, 1, 1), (1, 2, 1, 1)), 4, 8) in found  # TP for width
     assert (((0, 1, 4, 1), (0, 1, 4, 1), (1, 2, 2, 1)), 2, 16) in found  # width for copies
+
+
+# --- sources
+
+
+def test_an_enumeration_in_batches_is_the_whole_one_smallest_first():
+    completion = completion_of(request_of(*MIXED))
+    whole = Enumeration().templates(completion, 2400)
+    batches = list(Enumeration().batches(completion, 0))
+    assert len(batches[0]) < len(batches[-1])
+    assert len(batches[0]) <= 64
+    assert lines_of(Templates.joined(batches)) == lines_of(whole)
+
+
+def test_a_plan_is_there_before_the_last_batch():
+    """Under a clock the best of each batch is priced before the next is asked for."""
+    request = request_of(*MIXED)
+    judge = Judge(request, 60.0, None)
+    priced_before = []
+
+    class Watched:
+        name = "watched"
+
+        def batches(self, completion, seed):
+            for batch in Enumeration().batches(completion, seed):
+                priced_before.append(judge.evaluations)
+                yield batch
+
+    Broad(judge, Supply.of(request), ScheduleKind.ONE_F_ONE_B, (Watched(),)).start()
+    assert priced_before[0] == 0
+    assert priced_before[1] > 0
 
 
 # --- packing

@@ -2,7 +2,8 @@
 
 ``find`` puts it together, ``judge`` is the only place that prices, ``score`` says what is better, ``found``
 is the answer. What a cluster offers: ``supply``.
-Propose: ``propose`` (sources; a learned one goes there too), ``batch`` (templates as arrays), ``moves``.
+Propose: ``propose`` (sources), ``batch`` (templates as arrays), ``shapes`` (templates without numbers, and
+how they get them), ``moves``.
 Complete: ``columns`` with ``min_max`` (cuts), ``rows`` and ``held`` (seconds and memory of every run of
 blocks), ``network``; several runs in each stage: ``interleave``. Pack: ``pack``. To plans: ``assemble``,
 ``place``, ``template``, ``tidy``. All of it: ``broad``.

@@ -22,8 +22,8 @@ from .supply import Supply, use_of
 
 Ints = NDArray[np.int64]
 
-MOST_TEMPLATES = 2400
-"""Templates completed at the start: some 0.1 s of one core at 128 devices."""
+MOST_COLUMNS = 2400
+"""Best columns that are kept."""
 
 MOST_PACKED = 800
 """Best columns that the packing chooses from."""
@@ -52,9 +52,17 @@ class Broad:
     """
 
     def __init__(
-        self, judge: Judge, supply: Supply, kind: ScheduleKind, sources: Sequence[Source], runs: int = 1
+        self,
+        judge: Judge,
+        supply: Supply,
+        kind: ScheduleKind,
+        sources: Sequence[Source],
+        *,
+        seed: int = 0,
+        runs: int = 1,
     ) -> None:
         self.judge = judge
+        self.seed = seed
         self.request: Request = judge.request
         self.supply = supply
         self.sources = sources
@@ -78,9 +86,15 @@ class Broad:
             self.completion.rows = like.completion.rows
             self._add(like.columns.take(like._order()[:MOST_TAKEN_OVER]).templates)
         else:
-            for source in self.sources:
-                self._add(source.templates(self.completion, MOST_TEMPLATES))
+            self._propose()
         self._price_best(PRICED_FIRST)
+
+    def _propose(self) -> None:
+        """Batch by batch; under a clock with prices between, so that there is a plan as soon as can be."""
+        for source in self.sources:
+            for templates in source.batches(self.completion, self.seed):
+                if self._add(templates) and self.judge.time_budget_s is not None:
+                    self._price_best(PRICED_EACH)
 
     def climb(self) -> None:
         """Moves from the best columns until none of them gets better."""
@@ -141,7 +155,7 @@ class Broad:
             return 0
         if len(found):
             self.columns = found if self.columns is None else Columns.joined([self.columns, found])
-            best = self._order()[:MOST_TEMPLATES]
+            best = self._order()[:MOST_COLUMNS]
             if len(best) < len(self.columns):
                 self.columns = self.columns.take(np.sort(best))
         return len(found)

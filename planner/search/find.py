@@ -185,7 +185,7 @@ class _Search:
             several = range(2, MOST_RUNS + 1) if kind is ScheduleKind.INTERLEAVED else ()
             alone = ScheduleKind.ONE_F_ONE_B not in self.kinds
             for runs in (*several, *((1,) if alone or not several else ())):
-                yield Broad(self.judge, supply, kind, self.sources, runs)
+                yield Broad(self.judge, supply, kind, self.sources, seed=self.seed, runs=runs)
 
     def _prove(self, budget_s: Seconds) -> bool:
         """Local moves first: the better the plan to start from, the sooner the proof.

@@ -6,7 +6,7 @@ the runs in any order; for every number of copies and every micro-batch.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import permutations
+from itertools import pairwise, permutations
 from typing import Any, Protocol
 
 import numpy as np
@@ -22,6 +22,12 @@ Floats = NDArray[np.float64]
 MOST_COMBINATIONS = 8_000
 """Combinations of runs ranked at once for a number of copies and a micro-batch: some 0.5 ms of one core."""
 
+MOST_TEMPLATES = 2400
+"""Templates of a whole enumeration: completed in some 0.1 s of one core at 128 devices."""
+
+FIRST_BATCHES = (60, 600)
+"""Templates of its first batch, and of the first two."""
+
 KEPT_EACH = 24
 """Of these, how many are kept at most, so that no number of copies or micro-batch crowds out the others."""
 
@@ -32,8 +38,10 @@ GRANULARITY = 0.35
 class Source(Protocol):
     """Anything that proposes templates; what it proposes is completed exactly, so it may err."""
 
-    def templates(self, completion: Completion, most: int) -> Templates:
-        """At most so many, best first as far as it knows."""
+    name: str
+
+    def batches(self, completion: Completion, seed: int) -> Iterator[Templates]:
+        """Templates in batches, the likeliest and smallest batch first; the same for the same seed."""
         ...
 
 
@@ -56,6 +64,15 @@ class _Runs:
 class Enumeration:
     """One template with widths, replicated."""
 
+    name = "enumeration"
+
+    def batches(self, completion: Completion, seed: int) -> Iterator[Templates]:
+        """The best few by the closed form, then the others; without chance."""
+        found = self.templates(completion, MOST_TEMPLATES)
+        for start, stop in pairwise((0, *FIRST_BATCHES, len(found))):
+            if start < min(stop, len(found)):
+                yield found.take(np.arange(start, min(stop, len(found))))
+
     def templates(self, completion: Completion, most: int) -> Templates:
         """The best by a closed form that deals blocks like sand, over all copies and micro-batches."""
         found: list[tuple[Floats, Ints]] = []
@@ -69,7 +86,9 @@ class Enumeration:
         kept = rows[np.argsort(seconds, kind="stable")]
         orders = _orders(len(completion.supply.pools))
         kept = kept[: max(1, most // len(orders))]
-        return Templates.joined([_templates(kept, order) for order in orders]).distinct()
+        parts = Templates.joined([_templates(kept, order) for order in orders])
+        best_first = np.arange(len(parts)).reshape(len(orders), -1).T.ravel()
+        return parts.take(best_first).distinct()
 
 
 def _orders(pools: int) -> list[tuple[int, ...]]:
