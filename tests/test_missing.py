@@ -1,15 +1,20 @@
 """Where nothing fits: what is missing; each change that is named helps, and a smaller one does not."""
 
+import re
+import time
 from dataclasses import replace
 
 import msgspec
 import pytest
+import typer
 
 from arachne_runtime.errors import NoFeasiblePlanError
 from arachne_runtime.plan.cluster import Cluster, Network, NodeEntry
 from arachne_runtime.plan.plan import ScheduleKind
 from arachne_runtime.plan.profile import Profile
+from arachne_runtime.plan.schedule import PRICEABLE
 from arachne_runtime.units import GIB
+from launch.cli import app
 from planner import catalog
 from planner.request import Request
 from planner.search import Change, ChangeKind, Leanest, Missing, find_plan, what_is_missing
@@ -80,14 +85,14 @@ def test_more_devices_are_enough_and_fewer_are_not():
 
 def test_a_large_cluster_is_asked_for_nodes():
     nodes = [(f"f{i}", "fast", 3) for i in range(3)]
-    request = problem(*nodes, batch=64, blocks=40, parameters=10**8, memory_GiB=6.0)
+    request = _forty_blocks(nodes)
     devices = change(what_is_missing(request), ChangeKind.DEVICES)
     assert (devices.device, devices.amount % 3) == ("fast", 0)
     assert devices.text == f"{devices.amount} further fast devices ({devices.amount // 3} nodes of 3)"
     enough = [(f"f{i}", "fast", 3) for i in range(3 + devices.amount // 3)]
     for given, fitting in ((enough, True), (enough[1:], False)):
-        request = problem(*given, batch=64, blocks=40, parameters=10**8, memory_GiB=6.0)
-        assert (Leanest(request).shortage().over_bytes <= 0) is fitting
+        request = _forty_blocks(given)
+        assert (Leanest(request).shortage().over_bytes <= 0) is Leanest(request).fits() is fitting
 
 
 def test_devices_alone_cannot_always_help():
@@ -105,7 +110,7 @@ def test_zero_helps_where_many_replicas_would_share():
     found = change(what_is_missing(shallow), ChangeKind.ZERO)
     assert found.amount == 1
     assert Leanest(replace(shallow, max_zero=1)).shortage().over_bytes <= 0
-    assert "ZeRO 1 allowed" in what_is_missing(shallow).text
+    assert "in Python max_zero=1 of the Request" in what_is_missing(shallow).text
 
 
 def _one_block(memory_GiB: float) -> Request:
@@ -148,7 +153,7 @@ def test_a_smaller_micro_batch_that_was_not_measured_is_proposed():
 def test_a_leaner_schedule_is_proposed():
     request = tight(9.95, schedules=(ScheduleKind.GPIPE,))
     found = change(what_is_missing(request), ChangeKind.SCHEDULE)
-    assert found.text == "the schedule 1f1b"
+    assert found.text == "in Python schedules=('1f1b',) of the Request"
     assert fits(tight(9.95))
 
 
@@ -156,7 +161,51 @@ def test_where_the_leanest_fits_nothing_is_missing():
     missing = what_is_missing(tight(16.0))
     assert missing.over_bytes < 0
     assert missing.changes == ()
-    assert "give the search more time" in missing.text
+    assert missing.text.endswith(
+        "give the search more time (--time-budget; in Python time_budget_s or evaluations of find_plan), "
+        "or in Python a Request with more schedules than 1f1b"
+    )
+    narrow = tight(16.0, schedules=PRICEABLE, max_micro_batch=2)
+    assert what_is_missing(narrow).text.endswith("or in Python a Request with a max_micro_batch above 2")
+    assert what_is_missing(tight(16.0, schedules=PRICEABLE)).text.endswith("evaluations of find_plan)")
+
+
+def test_every_option_that_is_named_is_one_of_the_command_line():
+    command = typer.main.get_command(app()).commands["plan"]
+    known = {option for parameter in command.params for option in parameter.opts}
+    texts = [what_is_missing(request).text for request in (tight(16.0), _one_block(2.9), tight(5.0))]
+    named = {word for text in texts for word in re.findall(r"--[a-z-]+", text)}
+    assert named == {"--time-budget"} < known
+
+
+def test_one_node_is_no_nodes():
+    nodes = [(f"f{i}", "fast", 3) for i in range(10)]
+    fitting = next(n for n in range(3, 10) if _fits_on(nodes[:n]))
+    missing = what_is_missing(_forty_blocks(nodes[: fitting - 1]))
+    assert change(missing, ChangeKind.DEVICES).text == "3 further fast devices (1 node of 3)"
+
+
+def _forty_blocks(nodes: list[tuple[str, str, int]]) -> Request:
+    return problem(*nodes, batch=64, blocks=40, parameters=10**8, memory_GiB=6.0)
+
+
+def _fits_on(nodes: list[tuple[str, str, int]]) -> bool:
+    return Leanest(_forty_blocks(nodes)).fits()
+
+
+def test_a_large_model_is_told_in_time():
+    """It took 3.1 s of CPU time with a table for each number of micro-batches in flight; 0.4 s without."""
+    node = NodeEntry(name="a", device="A100-40", gpus=8, count=3)
+    model = catalog.model("deepseek-v3-like", sequence=2048)
+    request = Request(
+        cluster=Cluster(node=(node,), network=Network(inter_GBps=12.5)),
+        model=model,
+        profile=catalog.profile_for(model, ["A100-40"]),
+        global_batch=256,
+    )
+    before = time.thread_time()
+    assert change(what_is_missing(request), ChangeKind.DEVICES).amount == 296
+    assert time.thread_time() - before < 1.5
 
 
 def test_experts_are_spread():

@@ -5,14 +5,17 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import groupby, pairwise
 from math import gcd
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from arachne_runtime.plan.cluster import Node
 from arachne_runtime.plan.plan import ScheduleKind
 from arachne_runtime.units import Bytes
 
-from ..cost import in_flight, stage_memory
+from ..cost import StageMemory, in_flight, stage_memory
+from ..cost.tables import Amount
 from ..request import Request
 from .cut import Table, min_max_cut
 
@@ -53,23 +56,27 @@ class Leanest:
 
     def __init__(self, request: Request) -> None:
         self.request = request
+        self._by_place: dict[tuple[str, int, int], _Lines] = {}
         self._known: dict[tuple[str, int, int, int], Table] = {}
+        self._fitting: dict[tuple[str, int, int, Bytes, int], NDArray[np.bool_]] = {}
 
     def shortage(self) -> Shortage:
         """The least there is over every order of nodes, TP degree, width, schedule and (some) depths."""
-        return min(self._shortages(), key=lambda s: (s.over_bytes, s.depth, s.place.tp, s.place.width))
+        found = (self._of(places, held) for places, held in self._pipelines())
+        least = (shortage for shortage in found if shortage is not None)
+        return min(least, key=lambda s: (s.over_bytes, s.depth, s.place.tp, s.place.width))
 
     def fits(self) -> bool:
         """Whether any of them has the memory; the first that does is enough."""
-        return any(shortage.over_bytes <= 0 for shortage in self._shortages())
+        return any(self._has_cut(places, held) for places, held in self._pipelines())
 
-    def _shortages(self) -> Iterator[Shortage]:
+    def _pipelines(self) -> Iterator[tuple[Sequence[Place], list[int]]]:
+        """Where the stages stand, and the micro-batches that each keeps in flight."""
         for chain in dict.fromkeys(chain for chain in self._chains() if chain):
+            count = max(1, self.request.global_batch // chain[0].width)
             for depth in reversed(_depths(min(len(chain), len(self.request.model.blocks)))):
                 for kind in self._kinds():
-                    shortage = self._of_chain(chain[:depth], kind)
-                    if shortage is not None:
-                        yield shortage
+                    yield chain[:depth], [in_flight(kind, s, depth, count) for s in range(depth)]
 
     def _chains(self) -> Iterator[tuple[Place, ...]]:
         fleet, tables = self.request.fleet, self.request.tables
@@ -114,31 +121,61 @@ class Leanest:
         plain = {ScheduleKind.INTERLEAVED: ScheduleKind.ONE_F_ONE_B}
         return tuple(dict.fromkeys(plain.get(kind, kind) for kind in self.request.schedules))
 
-    def _of_chain(self, chain: Sequence[Place], kind: ScheduleKind) -> Shortage | None:
-        count = max(1, self.request.global_batch // chain[0].width)
-        held = [in_flight(kind, s, len(chain), count) for s in range(len(chain))]
-        needs = [self._needs(place, n) for place, n in zip(chain, held, strict=True)]
-        cut = min_max_cut([need - place.room_bytes for need, place in zip(needs, chain, strict=True)])
+    def _of(self, places: Sequence[Place], held: Sequence[int]) -> Shortage | None:
+        needs = [self._needs(place, n) for place, n in zip(places, held, strict=True)]
+        cut = min_max_cut([need - place.room_bytes for need, place in zip(needs, places, strict=True)])
         if cut is None:
             return None
         spans = list(pairwise(cut.bounds))
-        over = [float(need[span]) - p.room_bytes for need, p, span in zip(needs, chain, spans, strict=True)]
+        over = [float(need[span]) - p.room_bytes for need, p, span in zip(needs, places, spans, strict=True)]
         worst = int(np.argmax(over))
         needed = int(needs[worst][spans[worst]])
-        return Shortage(int(over[worst]), needed, worst, len(chain), chain[worst], spans[worst])
+        return Shortage(int(over[worst]), needed, worst, len(places), places[worst], spans[worst])
+
+    def _has_cut(self, places: Sequence[Place], held: Sequence[int]) -> bool:
+        """Whether the stages, one after the other, can own all blocks within their memory."""
+        reached: NDArray[Any] = np.zeros(self._num_bounds, bool)
+        reached[0] = True
+        for place, n in zip(places, held, strict=True):
+            reached = self._within(place, n)[reached].any(axis=0)
+        return bool(reached[-1])
+
+    def _within(self, place: Place, held: int) -> NDArray[np.bool_]:
+        """Which runs of blocks fit."""
+        key = place.device, place.tp, place.width, place.room_bytes, held
+        if key not in self._fitting:
+            self._fitting[key] = self._needs(place, held) <= place.room_bytes
+        return self._fitting[key]
 
     def _needs(self, place: Place, held: int) -> Table:
         """Bytes of every run of blocks; ``inf`` for no run."""
         key = place.device, place.tp, place.width, held
         if key not in self._known:
-            self._known[key] = self._run_bytes(place, held)
+            table = self._known[key] = np.full((self._num_bounds, self._num_bounds), np.inf)
+            table[self._runs] = self._lines(place).at(held)
         return self._known[key]
 
-    def _run_bytes(self, place: Place, held: int) -> Table:
+    @cached_property
+    def _num_bounds(self) -> int:
+        return len(self.request.model.blocks) + 1
+
+    @cached_property
+    def _runs(self) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+        """First block and end of every run of blocks."""
+        starts, stops = np.triu_indices(self._num_bounds, 1)
+        return starts, stops
+
+    def _lines(self, place: Place) -> "_Lines":
+        key = place.device, place.tp, place.width
+        if key not in self._by_place:
+            self._by_place[key] = self._run_bytes(place)
+        return self._by_place[key]
+
+    def _run_bytes(self, place: Place) -> "_Lines":
+        """Of every run of blocks, without and with recomputation, as lines over the micro-batches held."""
         measured = self.request.tables.samples_range(place.device, place.tp)
-        size = len(self.request.model.blocks) + 1
-        starts, stops = np.triu_indices(size, 1)
-        totals = [
+        starts, stops = self._runs
+        none, one = (
             stage_memory(
                 self.request.tables,
                 start=starts,
@@ -147,16 +184,42 @@ class Leanest:
                 tp=place.tp,
                 samples=measured[0] if measured else 1,
                 held=held,
-                recompute=recompute,
+                recompute=np.array([[False], [True]]),
                 zero=self.request.max_zero,
                 width=place.width,
                 expert_parallel=self.expert_parallel(place) if self._experts else 1,
-            ).totals
-            for recompute in (False, True)
-        ]
-        table = np.full((size, size), np.inf)
-        table[starts, stops] = np.minimum(*totals)
-        return table
+            )
+            for held in (0, 1)
+        )
+        return _Lines.through(none, one)
+
+
+@dataclass(frozen=True, slots=True)
+class _Lines:
+    """Peaks of many stages by micro-batches in flight: each adds the same bytes to the same phase."""
+
+    states: Amount
+    working: Amount
+    each: Amount
+    """Of a micro-batch in flight."""
+    stepping: Amount
+    """In the optimizer's step, when no micro-batch is in flight."""
+
+    @classmethod
+    def through(cls, none: StageMemory, one: StageMemory) -> "_Lines":
+        """From what is held with no micro-batch in flight and with one."""
+        return cls(
+            none.weights + none.gradients + none.optimizer,
+            none.activations + none.buffers + none.backward + none.adoption,
+            one.activations - none.activations,
+            none.optimizer_temporaries,
+        )
+
+    def at(self, held: int) -> NDArray[np.float64]:
+        """Bytes of each stage, in the leaner way."""
+        peaks = self.states + np.maximum(self.working + held * self.each, self.stepping)
+        lean: NDArray[np.float64] = np.floor(np.asarray(peaks).min(axis=0)) + 1
+        return lean
 
 
 def _stages(groups: Sequence[Place], width: int) -> Iterator[Place]:

@@ -10,6 +10,7 @@ from arachne_runtime.plan.cluster import Cluster, NodeEntry, node_of
 from arachne_runtime.plan.document import Document
 from arachne_runtime.plan.plan import ScheduleKind
 from arachne_runtime.plan.profile import BlockTiming, Source
+from arachne_runtime.plan.schedule import PRICEABLE
 from arachne_runtime.units import Bytes, format_bytes
 
 from ..request import MOST_ZERO, Request, with_cluster
@@ -96,8 +97,8 @@ def _told(request: Request, shortage: Shortage, changes: tuple[Change, ...]) -> 
     if shortage.over_bytes <= 0:
         return (
             f"no plan for {model} with a global batch of {request.global_batch} on {devices} "
-            f"device{plural} was found, though the leanest ({leanest}) fits: give the search more time, or "
-            f"allow more schedules ({', '.join(request.schedules)}) or a larger micro-batch"
+            f"device{plural} was found, though the leanest ({leanest}) fits: give the search more time "
+            f"(--time-budget; in Python time_budget_s or evaluations of find_plan){_wider(request)}"
         )
     first, stop = shortage.blocks
     blocks = f"block {first}" if stop == first + 1 else f"blocks {first} to {stop - 1}"
@@ -109,6 +110,15 @@ def _told(request: Request, shortage: Shortage, changes: tuple[Change, ...]) -> 
         f"{format_bytes(place.room_bytes + reserve)} there; any of these would do: "
         + "; ".join(change.text for change in changes)
     )
+
+
+def _wider(request: Request) -> str:
+    """What a Request leaves out, which no option of the command line does."""
+    left = [f"more schedules than {', '.join(request.schedules)}"]
+    left = left if set(request.schedules) < set(PRICEABLE) else []
+    if request.max_micro_batch is not None:
+        left.append(f"a max_micro_batch above {request.max_micro_batch}")
+    return f", or in Python a Request with {' or '.join(left)}" if left else ""
 
 
 def _leanest_words(request: Request, shortage: Shortage) -> str:
@@ -152,13 +162,17 @@ def _schedule(request: Request) -> Change | None:
     least = ScheduleKind.ONE_F_ONE_B
     if least in request.schedules or not _fits(replace(request, schedules=(least,))):
         return None
-    return Change(kind=ChangeKind.SCHEDULE, amount=1, text=f"the schedule {least}")
+    return Change(
+        kind=ChangeKind.SCHEDULE, amount=1, text=f"in Python schedules=({least.value!r},) of the Request"
+    )
 
 
 def _zero(request: Request) -> Change | None:
     for stage in range(request.max_zero + 1, MOST_ZERO + 1):
         if _fits(replace(request, max_zero=stage)):
-            return Change(kind=ChangeKind.ZERO, amount=stage, text=f"ZeRO {stage} allowed")
+            return Change(
+                kind=ChangeKind.ZERO, amount=stage, text=f"in Python max_zero={stage} of the Request"
+            )
     return None
 
 
@@ -209,7 +223,7 @@ def _devices(request: Request, device: str) -> Change | None:
         middle = (low + high) // 2
         low, high = (low, middle) if enough(middle) else (middle, high)
     added = high * gpus
-    nodes = f" ({high} nodes of {gpus})" if gpus > 1 else ""
+    nodes = f" ({high} node{'s' if high > 1 else ''} of {gpus})" if gpus > 1 else ""
     text = f"{added} further {device} device{'s' if added > 1 else ''}{nodes}"
     return Change(kind=ChangeKind.DEVICES, amount=added, device=device, text=text)
 
