@@ -20,7 +20,7 @@ from planner.cost import Estimate, Infeasible, price
 from planner.exhaustive import Limits, random_request, solve
 from planner.peers import PEERS, Amp, Uniform
 from planner.request import Request
-from planner.search import find_plan, is_small
+from planner.search import Step, find_plan, is_small
 from planner.search.complete import Completer
 from planner.search.counts import packings
 from planner.search.exact import Exact, find_pools, seatings
@@ -106,6 +106,16 @@ def test_a_time_budget_is_counted_in_the_clock_that_is_given():
     evaluations = [found.evaluations for found in runs]
     assert evaluations[0] == evaluations[1] < evaluations[2] < 300
     assert runs[0].plan == runs[1].plan
+
+
+def test_steps_that_are_left_out_price_fewer_plans():
+    request = catalog_request(64, 1, 1)
+    runs = [
+        find_plan(request, evaluations=4000, peers=(), steps=steps)
+        for steps in ((), (Step.PACK,), (Step.REFINE,), tuple(Step))
+    ]
+    assert runs[0].evaluations < runs[1].evaluations < runs[2].evaluations < 4000
+    assert runs[3].estimate.iteration_s <= runs[0].estimate.iteration_s
 
 
 @settings(max_examples=25, deadline=None)

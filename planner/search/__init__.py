@@ -13,7 +13,7 @@ Single devices of small clusters: ``refine``, ``complete``, ``cut``, ``deal``, `
 """
 
 from .enlarge import enlarged
-from .find import find_plan, is_small
+from .find import Step, find_plan, is_small
 from .found import Found, Rival, Runner, signed
 from .judge import Priced, Progress
 from .leanest import Leanest
@@ -32,6 +32,7 @@ __all__ = [
     "Rival",
     "Runner",
     "Source",
+    "Step",
     "enlarged",
     "find_plan",
     "is_small",

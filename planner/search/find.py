@@ -1,8 +1,9 @@
 """The search: templates for clusters of any size, peers, local moves; small problems until proven."""
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import suppress
+from enum import StrEnum
 from itertools import accumulate
 
 from arachne_runtime.errors import NoFeasiblePlanError, NotMeasuredError
@@ -59,6 +60,15 @@ SOURCES: tuple[Source, ...] = (Enumeration(),)
 """Where templates come from, when nothing else is said."""
 
 
+class Step(StrEnum):
+    """A step after proposing and completing, which may be left out to see what it is worth."""
+
+    PACK = "pack"
+    """Mixtures of unlike pipelines."""
+    REFINE = "refine"
+    """Moves on templates and plans, and the proof of small problems, which starts from them."""
+
+
 def find_plan(
     request: Request,
     *,
@@ -69,6 +79,7 @@ def find_plan(
     peers: Sequence[Strategy] = PEERS,
     sources: Sequence[Source] = SOURCES,
     clock: Callable[[], Seconds] = time.monotonic,
+    steps: Collection[Step] = tuple(Step),
 ) -> Found:
     """The best plan under the request's objective that the budget finds, never worse than a peer's proposal.
 
@@ -78,13 +89,13 @@ def find_plan(
     """
     kinds = tuple(kind for kind in ORDER if kind in request.schedules)
     judge = Judge(request, None if evaluations else time_budget_s, evaluations, on_progress, clock)
-    search = _Search(request, judge, kinds[:1] if evaluations else kinds, seed, peers, sources)
+    search = _Search(request, judge, kinds[:1] if evaluations else kinds, seed, peers, sources, steps)
     proven = False
     with suppress(SearchOverError):
         proven = search.run()
     for kind in kinds[1:] if evaluations else ():
         with suppress(SearchOverError), judge.another():
-            _Search(request, judge, (kind,), seed, (), sources).run()
+            _Search(request, judge, (kind,), seed, (), sources, steps).run()
     _refuse_nothing(request, judge)
     return _found(request, judge, tuple(search.rivals), proven)
 
@@ -149,6 +160,7 @@ class _Search:
         seed: int,
         peers: Sequence[Strategy],
         sources: Sequence[Source],
+        steps: Collection[Step],
     ) -> None:
         self.request = request
         self.judge = judge
@@ -156,6 +168,7 @@ class _Search:
         self.seed = seed
         self.peers = peers
         self.sources = sources
+        self.steps = steps
         self.rivals: list[Rival] = []
 
     def run(self) -> bool:
@@ -168,16 +181,22 @@ class _Search:
         with suppress(SearchOverError):
             first.start()
         self.rivals += self._ask_peers()
-        first.climb()
-        first.pack()
+        self._improve(first)
         for each in others:
             each.start(first)
-            each.climb()
-            each.pack()
+            self._improve(each)
+        if Step.REFINE not in self.steps:
+            return False
         proven = judge.time_budget_s is not None and self._prove(judge.time_budget_s)
         if not proven:
             self._climb_on()
         return proven and PROVEN_KINDS.issuperset(self.kinds)
+
+    def _improve(self, broad: Broad) -> None:
+        if Step.REFINE in self.steps:
+            broad.climb()
+        if Step.PACK in self.steps:
+            broad.pack()
 
     def _broad(self, supply: Supply) -> Iterator[Broad]:
         """Each schedule, interleaved with each number of runs; with one run it is 1F1B, and comes last."""
