@@ -1,5 +1,6 @@
 """The search over templates: exact cuts, closed forms near the price, packings of odd devices, placement."""
 
+from dataclasses import replace
 from itertools import combinations
 
 import msgspec
@@ -45,6 +46,35 @@ MIXED = (("a", "A100-40", 4, 2), ("v", "V100-16", 4, 2))
 
 def completion_of(request, kind=ScheduleKind.ONE_F_ONE_B):
     return Completion(request, Supply.of(request), kind)
+
+
+# --- rows
+
+
+@pytest.mark.parametrize("share", [65_535, 65_536])
+def test_a_stage_may_take_the_largest_global_batch(share):
+    request = request_of(("a", "A100-40", 2, 1), global_batch=65_536)
+    rows = tuple(
+        msgspec.structs.replace(row, samples=share, forward_s=9.0, backward_s=9.0)
+        for row in request.profile.timings
+        if row.samples == 1
+    )
+    timings = (*request.profile.timings, *rows)
+    request = replace(request, profile=msgspec.structs.replace(request.profile, timings=timings))
+    rows = completion_of(request).rows
+    one, none = np.array([1]), np.array([0])
+    found = rows.of(none, one, np.array([share]), one, one)
+    assert found.tolist() == [0]
+    assert rows.seconds[0][0].tolist() == list(request.tables.costs("A100-40", 1, share).forward_s)
+
+
+def test_what_no_cluster_holds_has_no_row():
+    rows = completion_of(request_of(*MIXED)).rows
+    likely = {"pool": 0, "tp": 1, "share": 1, "width": 1, "tile": 1}
+    for name, wrong in (("pool", 2), ("tp", 17), ("share", 65), ("width", 0), ("tile", 17)):
+        parts = {n: np.array([v]) for n, v in (likely | {name: wrong}).items()}
+        assert rows.of(**parts).tolist() == [-1], name
+    assert rows.of(**{n: np.array([v]) for n, v in likely.items()}).tolist() == [0]
 
 
 # --- cuts

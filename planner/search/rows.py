@@ -26,6 +26,9 @@ class Rows:
         self.supply = supply
         self.num_blocks = len(request.model.blocks)
         self.options = tuple(Option(r, z) for r in (False, True) for z in range(request.max_zero + 1))
+        devices = supply.num_devices
+        self._ends = len(supply.pools), devices + 1, devices + 1, request.global_batch + 1, devices + 1
+        """Beyond the largest pool, TP degree, tile, share and width: a stage's code counts in these."""
         self._by_code: dict[int, int] = {}
         self._keys: list[tuple[int, int, int, int, int]] = []
         self._forward: list[Floats] = []
@@ -45,8 +48,11 @@ class Rows:
         The width counts only where ZeRO may divide by it. ``tile``: devices that hold the experts once.
         """
         sharers = width if self.request.max_zero else np.minimum(width, 1)
-        code = (((pool * 256 + tp) * 2**13 + tile) * 2**16 + share) * 2**16 + sharers
-        code = np.where(width > 0, code, -1)
+        parts = pool, tp, tile, share, sharers
+        there = width > 0
+        for part, end in zip(parts, self._ends, strict=True):
+            there = there & (part < end)
+        code = np.where(there, np.ravel_multi_index(parts, self._ends, mode="clip"), -1)
         known, inverse = np.unique(code, return_inverse=True)
         rows = np.array([self._row(int(c)) for c in known], np.int64)
         found: Ints = rows[inverse.ravel()].reshape(code.shape)
@@ -57,10 +63,7 @@ class Rows:
             return -1
         found = self._by_code.get(code)
         if found is None:
-            rest, width = divmod(code, 2**16)
-            rest, share = divmod(rest, 2**16)
-            rest, tile = divmod(rest, 2**13)
-            pool, tp = divmod(rest, 256)
+            pool, tp, tile, share, width = (int(part) for part in np.unravel_index(code, self._ends))
             found = self._by_code[code] = self._add(pool, tp, share, width, tile)
         return found
 
