@@ -32,10 +32,11 @@ from planner.search.supply import Supply, use_of
 def request_of(*nodes, model="opt-350m", global_batch=64, inter=12.5, **more):
     """``nodes``: (name, device, gpus, count)."""
     entries = tuple(NodeEntry(name=n, device=d, gpus=g, count=c) for n, d, g, c in nodes)
+    spec = catalog.model(model) if isinstance(model, str) else model
     return Request(
         cluster=Cluster(node=entries, network=Network(inter_GBps=inter)),
-        model=catalog.model(model),
-        profile=catalog.profile_for(catalog.model(model), list(dict.fromkeys(d for _, d, _, _ in nodes))),
+        model=spec,
+        profile=catalog.profile_for(spec, list(dict.fromkeys(d for _, d, _, _ in nodes))),
         global_batch=global_batch,
         **more,
     )
@@ -183,6 +184,48 @@ def test_takes_make_the_global_batch(copies, size, samples, least):
         assert all(count >= 1 and each >= min(least, size) for count, each in takes)
     else:
         assert samples // size < copies or samples % size
+
+
+def test_a_size_that_is_the_least_there_is_leaves_its_rest_to_larger_ones():
+    takes = even_takes(4, 3, 512, 3)
+    assert takes is not None
+    assert sum(count * size for count, size in takes) == 512
+    assert [size for _, size in takes[:3]] == [3, 3, 3]
+    assert max(-(-size // 3) * count for count, size in takes) < 1.2 * 512 / 12
+
+
+def test_columns_that_cannot_make_the_batch_hide_no_others():
+    """97 samples are no multiple of any micro-batch of two to five: no pair of replicas alone takes them."""
+    request = request_of(("a", "A100-40", 8, 4), global_batch=97)
+
+    class Impossible:
+        name = "impossible"
+
+        def batches(self, completion, seed):
+            wide = [([(0, 1, 2, 1)] * depth, 1, 2) for depth in range(2, 16)]
+            wide += [([(0, 1, 4, 1)] * depth, 1, 4) for depth in range(1, 8)]
+            wide += [([(0, 2, 2, 1)] * depth, 1, 2) for depth in range(1, 8)]
+            wide += [([(0, 1, 2, 1)] * depth + [(0, 2, 2, 1)] * 2, 1, 2) for depth in range(1, 12)]
+            yield Templates.of([*wide, ([(0, 1, 1, 1)] * 2, 1, 1)])
+
+    judge = Judge(request, None, 3)
+    Broad(judge, Supply.of(request), ScheduleKind.ONE_F_ONE_B, (Impossible(),)).start()
+    assert judge.kept
+
+
+def test_six_types_in_nodes_of_unlike_sizes_have_a_plan():
+    nodes = (
+        ("a", "A100-40", 4, 6),
+        ("b", "A6000", 1, 8),
+        ("c", "RTX-3090", 2, 7),
+        ("d", "V100-16", 8, 3),
+        ("e", "T4", 4, 9),
+        ("f", "L4", 1, 5),
+    )
+    spec = catalog.model("gpt-neo-2.7b", sequence=2048, dtype="bfloat16")
+    request = request_of(*nodes, model=spec, global_batch=512)
+    found = find_plan(request, evaluations=4, peers=())
+    assert check_plan(found.plan, cluster=request.cluster, model=request.model) == ()
 
 
 @settings(max_examples=40, deadline=None)

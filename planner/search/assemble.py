@@ -2,13 +2,17 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+from numpy.typing import NDArray
 
 from arachne_runtime.plan.cluster import node_of
 from arachne_runtime.plan.plan import Pipeline, Plan, Replica, Stage
 from arachne_runtime.plan.shares import largest_remainder
 
 from ..cost.experts import expert_tilings
-from .batch import StagePlan, pipeline_of
+from .batch import StagePlan, Templates, pipeline_of
 from .columns import Columns, Completion
 from .place import PipelineSeats, StageSeats, place
 from .template import Template
@@ -37,34 +41,51 @@ def part_of(columns: Columns, k: int, takes: Sequence[tuple[int, int]]) -> Part:
 
 
 def alike(columns: Columns, k: int, global_batch: int) -> Part | None:
-    """All copies of column ``k``, which share the whole global batch evenly."""
-    takes = even_takes(
-        int(columns.templates.copies[k]),
-        int(columns.templates.micro_batch[k]),
-        global_batch,
-        int(columns.templates.width[k].max()),
-    )
+    """All copies of column ``k``, which share the whole global batch evenly; None where they cannot."""
+    t = columns.templates
+    takes = even_takes(int(t.copies[k]), int(t.micro_batch[k]), global_batch, int(t.width[k].max()))
     return part_of(columns, k, takes) if takes else None
 
 
-def even_takes(copies: int, size: int, samples: int, least: int) -> list[tuple[int, int]] | None:
-    """(Micro-batches, micro-batch) of each pipeline, ``samples`` together, as even as they go.
+def are_whole(templates: Templates, global_batch: int) -> NDArray[np.bool_]:
+    """``[K]``: whether all copies of each can share the global batch."""
+    t = templates
+    found = t.copies * t.micro_batch <= global_batch
+    widest = t.width.max(axis=1, initial=1)
+    for k in np.nonzero(found & (global_batch % t.micro_batch > 0))[0]:
+        takes = even_takes(int(t.copies[k]), int(t.micro_batch[k]), global_batch, int(widest[k]))
+        found[k] = takes is not None
+    return found
 
-    Where the size does not divide the samples, one pipeline has another size, at least ``least``: that of
-    a count near the others whose size is largest. None where there is none.
+
+Takes = tuple[tuple[int, int], ...]
+"""(Micro-batches, micro-batch) of each pipeline."""
+
+
+@lru_cache(maxsize=4096)
+def even_takes(copies: int, size: int, samples: int, least: int) -> Takes | None:
+    """What each pipeline takes, ``samples`` together, as even as they go.
+
+    Where the size does not divide the samples, the last pipeline has another size, at least ``least``: that
+    of a count near the others whose size is largest, or else the larger one with which all end soonest. None
+    where there is none.
     """
     count, rest = divmod(samples, size)
     if rest == 0:
-        return [(n, size) for n in largest_remainder(count, [1] * copies)] if count >= copies else None
-    found = max(_odd_takes(copies, size, count, rest, least), default=None)
-    if found is None:
-        return None
-    _, _, full, odd = found
-    others = [(n, size) for n in largest_remainder(count - full, [1] * (copies - 1))] if copies > 1 else []
-    return [*others, odd]
+        return _alike(copies, count, size) if count >= copies else None
+    found = max(_smaller(copies, size, count, rest, least), default=None)
+    if found is not None:
+        _, _, full, odd = found
+        return (*_alike(copies - 1, count - full, size), odd)
+    larger = min(_larger(copies, size, samples, least), default=None)
+    return (*_alike(copies - 1, larger[1], size), larger[2]) if larger else None
 
 
-def _odd_takes(
+def _alike(copies: int, count: int, size: int) -> Takes:
+    return tuple((n, size) for n in largest_remainder(count, [1] * copies)) if copies else ()
+
+
+def _smaller(
     copies: int, size: int, count: int, rest: int, least: int
 ) -> Iterator[tuple[int, int, int, tuple[int, int]]]:
     """(Its size, closeness to even, full micro-batches that it replaces, what it takes) of the odd one."""
@@ -75,6 +96,19 @@ def _odd_takes(
         divisors = [b for b in range(least, size + 1) if samples % b == 0]
         if divisors:
             yield divisors[-1], -abs(full - fair), full, (samples // divisors[-1], divisors[-1])
+
+
+def _larger(copies: int, size: int, samples: int, least: int) -> Iterator[tuple[int, int, tuple[int, int]]]:
+    """(Samples of the widest stage where they take longest, the others' count, what the odd one takes)."""
+    others = copies - 1
+    fair = max(1, samples // (copies * size))
+    choices = [0] if others == 0 else range(others * fair, others * (fair + 1 + fair // 8) + 1)
+    for count in choices:
+        rest = samples - count * size
+        for odd in range(size + 1, min(2 * size + 1, rest) + 1):
+            if rest % odd == 0:
+                longest = -(-count // others) * -(-size // least) if others else 0
+                yield max(longest, rest // odd * -(-odd // least)), count, (rest // odd, odd)
 
 
 def plan_of(completion: Completion, parts: Sequence[Part], *, by_stage: bool) -> Plan | None:

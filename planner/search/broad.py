@@ -1,6 +1,6 @@
 """The search over templates, for clusters of any size: propose, complete, price the best, climb, pack."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 from msgspec.structs import replace
@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from arachne_runtime.plan.plan import Plan, ScheduleKind
 
 from ..request import Objective, Request
-from .assemble import Part, alike, part_of, plan_of
+from .assemble import alike, are_whole, part_of, plan_of
 from .batch import Templates
 from .columns import Columns, Completion
 from .interleave import interleaved
@@ -17,7 +17,7 @@ from .judge import Judge
 from .moves import Line, lines_of, neighbours
 from .pack import pack
 from .propose import Source
-from .score import values_of
+from .score import WORST, values_of
 from .supply import Supply, use_of
 
 Ints = NDArray[np.int64]
@@ -69,6 +69,8 @@ class Broad:
         self.completion = Completion(self.request, supply, kind, runs)
         self.experts = any(block.experts for block in self.request.model.blocks)
         self.columns: Columns | None = None
+        self._whole = np.empty(0, np.bool_)
+        """Of each column, whether its copies can share the global batch and, as far as known, be placed."""
         self._seen: set[Line] = set()
         self._priced: set[Line] = set()
         self._aliases: set[float] = set()
@@ -127,21 +129,16 @@ class Broad:
             for by_stage in (False, True):
                 self._price(plan_of(self.completion, parts, by_stage=by_stage))
 
-    def plans(self, parts: Sequence[Part], first_by_stage: bool) -> Iterator[Plan]:
-        """The parts on devices in both ways, the likelier one first."""
-        for by_stage in (first_by_stage, not first_by_stage):
-            plan = plan_of(self.completion, parts, by_stage=by_stage)
-            if plan is not None:
-                yield plan
-
-    def _price(self, plan: Plan | None) -> None:
+    def _price(self, plan: Plan | None) -> bool:
+        """Whether there is one, and it fits."""
         if plan is not None and self.completion.runs > 1:
             plan = interleaved(plan, self.completion.runs, self.request)
         if plan is None:
-            return
-        self.judge.price(plan)
+            return False
+        score = self.judge.price(plan)
         if self.request.max_zero and (sharing := _sharing(plan)) != plan:
-            self.judge.price(sharing)
+            score = min(score, self.judge.price(sharing))
+        return score != WORST
 
     def _add(self, templates: Templates) -> int:
         """Complete them; how many fit."""
@@ -155,9 +152,11 @@ class Broad:
             return 0
         if len(found):
             self.columns = found if self.columns is None else Columns.joined([self.columns, found])
-            best = self._order()[:MOST_COLUMNS]
+            whole = are_whole(found.templates, self.request.global_batch)
+            self._whole = np.concatenate([self._whole, whole])
+            best = np.sort(self._order()[:MOST_COLUMNS])
             if len(best) < len(self.columns):
-                self.columns = self.columns.take(np.sort(best))
+                self.columns, self._whole = self.columns.take(best), self._whole[best]
         return len(found)
 
     def _possible(self, lines: Sequence[Line]) -> Templates:
@@ -183,9 +182,10 @@ class Broad:
         return np.argsort(self._values(), kind="stable")
 
     def _values(self) -> NDArray[np.float64]:
-        """The objective of each column."""
+        """The objective of each column; ``inf`` for those that are not whole: only mixtures can use them."""
         assert self.columns is not None
-        return values_of(self.columns.seconds, self.columns.price_per_hour, self.request)
+        values = values_of(self.columns.seconds, self.columns.price_per_hour, self.request)
+        return np.where(self._whole, values, np.inf)
 
     def _key(self, k: int) -> float:
         return float(self._values()[k])
@@ -195,24 +195,36 @@ class Broad:
         return lines_of(self.columns.templates.take(np.array([k])))[0]
 
     def _price_best(self, number: int) -> None:
-        """Price the best columns that were not priced yet."""
+        """Price the best columns that were not priced yet; what cannot be placed hides none of the others."""
         if self.columns is None:
             return
         values, order = self._values(), self._order()
-        left = number
-        for k in order[: 4 * number]:
-            if left == 0 or values[k] > NEAR * values[order[0]]:
+        best, left, tried = np.inf, number, 0
+        for k in order:
+            hopeless = tried >= 4 * number and self.judge.kept
+            if left == 0 or hopeless or not np.isfinite(values[k]) or values[k] > NEAR * best:
                 return
+            tried += 1
             line, alias = self._line(k), float(values[k])
             if line in self._priced or alias in self._aliases:
+                best = min(best, alias)
                 continue
             self._priced.add(line)
             self._aliases.add(alias)
-            part = alike(self.columns, int(k), self.request.global_batch)
-            if part is not None:
-                left -= 1
-                plan = next(self.plans([part], bool(self.columns.by_stage[k])), None)
-                self._price(plan)
+            self._whole[k] = self._price_column(int(k))
+            if self._whole[k]:
+                best, left = min(best, alias), left - 1
+
+    def _price_column(self, k: int) -> bool:
+        """Whether it makes a plan that fits: placed in the likelier of both ways, or else in the other."""
+        assert self.columns is not None
+        self.judge.check()
+        part = alike(self.columns, k, self.request.global_batch)
+        if part is None:
+            return False
+        first = bool(self.columns.by_stage[k])
+        plans = (plan_of(self.completion, [part], by_stage=by_stage) for by_stage in (first, not first))
+        return self._price(next((plan for plan in plans if plan is not None), None))
 
 
 def _sharing(plan: Plan) -> Plan:
