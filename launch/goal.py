@@ -12,7 +12,7 @@ if TYPE_CHECKING:  # loads NumPy, which `arachne --help` does without
     from planner.request import Objective
 
 _KIND = re.compile(r"(throughput|cost|(?=@))(?:@([0-9.]+))?")
-_DEADLINE = re.compile(r"([0-9]+(?:\.[0-9]+)?(?:e[0-9]+)?)/([0-9.]+)h")
+_DEADLINE = re.compile(r"([0-9]+(?:\.[0-9]+)?(?:e[0-9]+)?)/([0-9.]+)h(?:@([0-9.]+))?")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,10 +26,10 @@ class Goal:
 
 
 def goal_from(text: str) -> Goal:
-    """``throughput``, ``cost``, either ``@40`` (at most 40 an hour), or ``2e6/24h``: so many samples in time.
+    """``throughput``, ``cost`` or ``2e6/24h`` (samples in time), each with ``@40``: at most 40 an hour.
 
-    ``@40`` alone is that of throughput. The last means the cheapest plan that is done by then.
-    UsageError for anything else.
+    ``@40`` alone is that of throughput. A deadline means the cheapest plan that is done by then; a price is
+    in the cluster file's currency, for devices and traffic. UsageError for anything else.
     """
     from planner.request import Objective
 
@@ -38,7 +38,12 @@ def goal_from(text: str) -> Goal:
         return Goal(objective=Objective(kind[1] or Objective.THROUGHPUT), max_price_per_hour=price)
     if deadline := _DEADLINE.fullmatch(text):
         samples, hours = _number(deadline[1], text), _number(deadline[2], text)
-        return Goal(objective=Objective.COST, deadline_s=hours * HOUR_S, deadline_samples=round(samples))
+        return Goal(
+            objective=Objective.COST,
+            max_price_per_hour=_number(deadline[3], text) if deadline[3] else None,
+            deadline_s=hours * HOUR_S,
+            deadline_samples=round(samples),
+        )
     raise _wrong(text)
 
 
@@ -54,6 +59,6 @@ def _number(word: str, text: str) -> float:
 
 def _wrong(text: str) -> UsageError:
     return UsageError(
-        f"--objective {text!r} is not throughput, cost, one of them with a highest price an hour "
-        f"(throughput@40), or samples by a deadline (2e6/24h)"
+        f"--objective {text!r} is not throughput, cost, samples by a deadline (2e6/24h), or one of them with "
+        f"a highest price an hour (throughput@40)"
     )

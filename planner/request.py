@@ -54,7 +54,7 @@ class Request:
     """Highest ZeRO stage that the search may use, 0 to 3."""
     objective: Objective = Objective.THROUGHPUT
     max_price_per_hour: float | None = None
-    """No plan may cost more: devices in use and traffic that is paid for. In the cluster file's currency."""
+    """No plan may cost more: devices in use and traffic (``Estimate.price_per_hour``), in their currency."""
     deadline_s: Seconds | None = None
     """``deadline_samples`` must be done by then; with the objective cost: by the cheapest such plan."""
     deadline_samples: int | None = None
@@ -174,5 +174,6 @@ def _check_prices(request: Request) -> None:
     free = [name for name, node in request.fleet.nodes.items() if node.price_per_hour is None]
     if free:
         raise UsageError(
-            f"no price is known for node {free[0]!r}; give price_per_hour of its entry in the cluster file"
+            f"no price in {request.cluster.currency} is known for node {free[0]!r}; give price_per_hour of "
+            f"its entry in the cluster file"
         )

@@ -286,6 +286,7 @@ CLUSTER_CASES: list[Case] = [
         "$.network.pair[0].price_per_GB",
         "must not be negative",
     ),
+    (C.currency_is_a_code, {"currency": "euros"}, "$.currency", "'euros' must be three capital letters"),
     (
         C.pairs_name_what_exists,
         {"network.pair[0].between[1]": "w"},

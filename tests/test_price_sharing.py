@@ -181,11 +181,14 @@ def test_devices_and_traffic_have_a_price():
 
     chain = plan((4, stage((0, 1), ("a:0", 1)), stage((1, 2), ("b:0", 1))))
     found = price(chain, ask(3.6, 0.5))
-    assert found.price_per_hour == 7.2
-    assert found.traffic_price == pytest.approx(4 * 2 * 0.1 * 0.5)  # 100 MB there and back, four times
-    assert found.cost_per_sample == pytest.approx((0.002 * found.iteration_s + found.traffic_price) / 4)
+    traffic = 4 * 2 * 0.1 * 0.5  # 100 MB there and back, four times
+    assert found.traffic_per_hour == pytest.approx(traffic * 3600 / found.iteration_s)
+    assert found.price_per_hour == 7.2 + found.traffic_per_hour
+    assert found.cost_per_sample == pytest.approx((0.002 * found.iteration_s + traffic) / 4)
+    assert found.currency == "USD"
     wide = plan((2, stage((0, 2), ("a:0", 1), ("b:0", 1))))
     # a ring of two sends 8 MB over each of its two edges
-    assert price(wide, ask(3.6, 0.5)).traffic_price == pytest.approx(2 * 0.008 * 0.5)
+    ring = price(wide, ask(3.6, 0.5))
+    assert ring.traffic_per_hour * ring.iteration_s / 3600 == pytest.approx(2 * 0.008 * 0.5)
     free = price(chain, ask(None, None))
-    assert (free.price_per_hour, free.traffic_price, free.cost_per_sample) == (None, 0.0, None)
+    assert (free.price_per_hour, free.traffic_per_hour, free.cost_per_sample) == (None, 0.0, None)

@@ -1,5 +1,7 @@
 """Objectives, limits, and replanning: what is better is what the request says, and a change must pay."""
 
+from dataclasses import replace
+
 import msgspec
 import pytest
 from hypothesis import given, settings
@@ -9,11 +11,12 @@ from arachne_runtime.errors import NoFeasiblePlanError, UsageError
 from arachne_runtime.plan.cluster import Cluster, Network, NetworkPair, NodeEntry
 from planner import catalog
 from planner.cost import Estimate, price
-from planner.cost.money import price_per_hour, traffic_price
+from planner.cost.money import traffic_price
 from planner.exhaustive import Limits, random_request
 from planner.request import Objective, Request
-from planner.search import find_plan
+from planner.search import enlarged, find_plan
 from planner.search.migrate import change_seconds
+from planner.search.score import score_of
 
 LIMITS = Limits(devices=3, blocks=4, global_batch=8)
 
@@ -42,15 +45,13 @@ def test_cost_takes_the_cheap_devices_and_throughput_all():
     cheap = plan_for(*DEAR_AND_CHEAP, objective=Objective.COST)
     assert fast.idle == ()
     assert {d.partition(":")[0] for d in cheap.plan.devices} == {"v"}
-    assert cheap.price_per_hour is not None
     cost_of_all = (40 + 4) * fast.estimate.iteration_s
-    assert cheap.price_per_hour * cheap.estimate.iteration_s < cost_of_all
+    assert cheap.estimate.price_per_hour * cheap.estimate.iteration_s < cost_of_all
 
 
 def test_a_price_limit_is_kept():
     found = plan_for(*DEAR_AND_CHEAP, max_price_per_hour=25.0)
-    assert found.price_per_hour is not None
-    assert found.price_per_hour <= 25.0
+    assert found.estimate.price_per_hour <= 25.0
     unlimited = plan_for(*DEAR_AND_CHEAP)
     assert found.estimate.iteration_s > unlimited.estimate.iteration_s
     cheapest = plan_for(*DEAR_AND_CHEAP, objective=Objective.COST)
@@ -58,7 +59,9 @@ def test_a_price_limit_is_kept():
 
 
 def test_a_price_limit_that_nothing_keeps_is_told_with_the_way_out():
-    with pytest.raises(NoFeasiblePlanError, match=r"price limit of 0\.5 an hour: the nearest plan costs \d"):
+    with pytest.raises(
+        NoFeasiblePlanError, match=r"price limit of 0\.5 USD an hour: the nearest plan costs \d"
+    ):
         plan_for(*DEAR_AND_CHEAP, max_price_per_hour=0.5)
 
 
@@ -105,8 +108,46 @@ def test_paid_traffic_is_counted_and_avoided():
     both = plan_for(*ZONES, pair=far(5.0)).plan
     assert len({d.partition(":")[0] for d in both.devices}) == 2
     assert traffic_price(both, request.tables) > 0
-    assert price_per_hour(both, 1.0, request.tables) > price_per_hour(both, 2.0, request.tables) > 24.0
+    priced = price(both, request)
+    assert priced.traffic_per_hour == pytest.approx(
+        traffic_price(both, request.tables) * 3600 / priced.iteration_s
+    )
     assert free.plan.pipelines
+
+
+def test_a_price_limit_counts_what_the_price_an_hour_says():
+    """The limit counted traffic, which the price that was told left out."""
+    both = plan_for(*ZONES, pair=far(5.0, 0.5))
+    told = both.estimate.price_per_hour
+    assert told > 24.0 + 1.0  # devices, and a good part for traffic
+    for limit, excess in ((told * 1.001, False), (told * 0.999, True)):
+        asked = request_of(*ZONES, pair=far(5.0, 0.5), max_price_per_hour=limit)
+        assert (score_of(both.plan, both.estimate, asked).excess > 0) is excess
+
+
+def test_a_deadline_and_a_price_limit_together():
+    fast = plan_for(*DEAR_AND_CHEAP)
+    slow_s = plan_for(*DEAR_AND_CHEAP, max_price_per_hour=25.0).estimate.iteration_s
+    both = {"objective": Objective.COST, "max_price_per_hour": 25.0, "deadline_samples": 64}
+    found = plan_for(*DEAR_AND_CHEAP, **both, deadline_s=slow_s * 1.01)
+    assert found.estimate.price_per_hour <= 25.0
+    assert found.estimate.iteration_s <= slow_s * 1.01
+    with pytest.raises(NoFeasiblePlanError, match=r"price limit of 25 USD an hour|deadline of"):
+        plan_for(*DEAR_AND_CHEAP, **both, deadline_s=fast.estimate.iteration_s * 1.01)
+
+
+def test_list_prices_stand_in_for_dollars_only():
+    nodes = (("a", "A100-40", 4, None, None), ("v", "V100-16", 4, 1.0, None))
+    request = request_of(*nodes)
+    assert request.fleet.list_priced == ("A100-40",)
+    assert find_plan(request, evaluations=20, peers=()).estimate.currency == "USD"
+    cluster = msgspec.structs.replace(request.cluster, currency="EUR")
+    in_euros = replace(request, cluster=cluster)
+    assert in_euros.fleet.list_priced == ()
+    assert in_euros.fleet.node("a").price_per_hour is None
+    with pytest.raises(UsageError, match="no price in EUR is known for node 'a'"):
+        replace(in_euros, objective=Objective.COST)
+    assert enlarged(cluster, "V100-16")[0].currency == "EUR"
 
 
 def test_a_slow_link_between_zones_parts_the_plan():

@@ -230,6 +230,12 @@ def test_cheaper_is_not_faster(folder):
     assert answers["cost"]["one_more"] == []
     done = plan_it(folder, "--cluster", "priced.toml", "--objective", "throughput@0.5")
     assert done.returncode == ExitCode.NO_FEASIBLE_PLAN
+    assert "the price limit of 0.5 USD an hour: the nearest plan costs 1 with its traffic" in done.stderr
+    (folder / "priced.toml").write_text(priced.replace("[[node]]", 'currency = "EUR"\n[[node]]', 1))
+    done = plan_it(folder, "--cluster", "priced.toml", "--objective", "cost")
+    assert re.search(
+        r"^  costs: [0-9.]+ EUR an hour, [0-9.,]+ EUR a million samples$", done.stdout, re.MULTILINE
+    )
 
 
 def test_a_folder_of_measurements_needs_no_profile(folder):

@@ -66,6 +66,8 @@ class Cluster(Document, frozen=True, kw_only=True, dict=True):
     """All devices that a plan may use."""
 
     format: Literal["arachne.cluster/1"] = CLUSTER_FORMAT
+    currency: str = "USD"
+    """Of every price in the file, as a code of ISO 4217; list prices stand in for US dollars only."""
     node: tuple[NodeEntry, ...]
     network: Network
 

@@ -20,8 +20,14 @@ class PriceAnswer(Answer, frozen=True, kw_only=True):
     iteration_s: Seconds
     samples_per_s: float
     price_per_hour: float | None
-    """Of the devices in use, in the currency of the cluster file; None where one has no price."""
+    """Of the devices in use and of traffic, as price limits count; None where a device has no price."""
+    traffic_per_hour: float
+    """What bytes over links with a price have of it."""
     cost_per_sample: float | None
+    currency: str
+    """Of all prices: the cluster file's."""
+    list_priced: tuple[str, ...]
+    """Device types whose price is the catalog's, since the cluster file states none."""
     limits: str
     """One sentence: what sets the pace."""
     binds: tuple[Binding, ...]
@@ -41,7 +47,10 @@ def price_answer(plan: Plan, estimate: Estimate, request: Request) -> PriceAnswe
         iteration_s=estimate.iteration_s,
         samples_per_s=estimate.samples_per_s,
         price_per_hour=estimate.price_per_hour,
+        traffic_per_hour=estimate.traffic_per_hour,
         cost_per_sample=estimate.cost_per_sample,
+        currency=estimate.currency,
+        list_priced=tuple(name for name in request.fleet.list_priced if name in _types(plan, request)),
         limits=estimate.limits,
         binds=what_binds(plan, estimate, losses, request),
         losses=losses,
@@ -51,6 +60,10 @@ def price_answer(plan: Plan, estimate: Estimate, request: Request) -> PriceAnswe
         peak_bytes=dict(estimate.peak_bytes),
         breakdown=dict(estimate.breakdown),
     )
+
+
+def _types(plan: Plan, request: Request) -> set[str]:
+    return {request.cluster.device_type(device) for device in plan.devices}
 
 
 class MisfitAnswer(Answer, frozen=True, kw_only=True):

@@ -24,13 +24,22 @@ def price_lines(price: PriceAnswer) -> Iterator[str]:
         f"{significant(price.samples_per_s, 4)} samples/s, {100 * price.share_of_ideal:.1f} % of the ideal"
     )
     yield from (f"  {line}" for line in loss_lines(price.losses))
-    if price.price_per_hour is not None and price.cost_per_sample is not None:
-        a_million = significant(1e6 * price.cost_per_sample)
-        yield f"  costs: {significant(price.price_per_hour)} an hour, {a_million} a million samples"
+    yield from (f"  {line}" for line in cost_lines(price))
     yield f"  limited by: {price.limits}"
     yield from (f"  binds: {binding}" for binding in price.binds)
     yield f"  figures: {', '.join(f'{figures.device} {figures.source}' for figures in price.figures)}"
     yield from (f"  not measured: {what}" for what in price.not_measured)
+
+
+def cost_lines(price: PriceAnswer) -> Iterator[str]:
+    """``costs: 42 USD an hour (traffic: 2), 31 USD a million samples; list price of A100-40``."""
+    if price.price_per_hour is None or price.cost_per_sample is None:
+        return
+    traffic = f" (traffic: {significant(price.traffic_per_hour)})" if price.traffic_per_hour else ""
+    listed = f"; list price of {', '.join(price.list_priced)}" if price.list_priced else ""
+    hourly, a_million = significant(price.price_per_hour), significant(1e6 * price.cost_per_sample)
+    of = price.currency
+    yield f"costs: {hourly} {of} an hour{traffic}, {a_million} {of} a million samples{listed}"
 
 
 def misfit_lines(misfit: MisfitAnswer) -> Iterator[str]:

@@ -46,7 +46,10 @@ def command(
     sequence: Annotated[int | None, typer.Option(help="Tokens of a sample.")] = None,
     objective: Annotated[
         str,
-        typer.Option(help="throughput or cost, @40 (cost@40): at most 40 an hour; 2e6/24h: samples in time."),
+        typer.Option(
+            help="throughput, cost, or 2e6/24h: samples in time; with @40 (cost@40) at most 40 an hour, "
+            "in the cluster file's currency."
+        ),
     ] = "throughput",
     out: Annotated[Path | None, typer.Option(help="Write the plan here (plan.json).")] = None,
     time_budget: Annotated[float, typer.Option(help="Seconds that the search may take.")] = 5.0,

@@ -13,6 +13,8 @@ from arachne_runtime.units import GIB, Bytes, Seconds
 from .names import unknown
 
 CPU = "cpu"
+CURRENCY = "USD"
+"""Of the list prices."""
 TERA = 1e12
 CORE_FLOPS = 50e9
 """FLOP/s of one core in float32: two 256-bit fused multiply-adds a clock at 3 GHz reach 96e9, and matrix

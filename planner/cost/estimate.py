@@ -8,6 +8,8 @@ from arachne_runtime.plan.plan import Plan
 from arachne_runtime.plan.records import RecordKind
 from arachne_runtime.units import Bytes, Seconds, format_bytes
 
+from ..catalog.devices import CURRENCY
+
 
 @dataclass(frozen=True, slots=True)
 class Span:
@@ -43,11 +45,13 @@ class Estimate:
     peak_bytes: Mapping[str, Bytes]
     """By device, the reserve included."""
     price_per_hour: float | None = None
-    """Of the devices in use, in the currency of the cluster file; None where one has no price."""
-    traffic_price: float = 0.0
-    """Of the bytes of one iteration over links with a price."""
+    """Of the devices in use and of traffic, as price limits count; None where a device has no price."""
+    traffic_per_hour: float = 0.0
+    """What bytes over links with a price have of it."""
     cost_per_sample: float | None = None
     """Devices and traffic; None where a device has no price."""
+    currency: str = CURRENCY
+    """Of all prices: the cluster file's."""
     not_measured: tuple[str, ...] = ()
     """What had to be estimated, one sentence each."""
     _trace: "Callable[[], Detail]" = field(repr=False, compare=False)

@@ -8,7 +8,7 @@ from arachne_runtime.plan.cluster import Cluster, NodeEntry, index_of
 from arachne_runtime.plan.profile import LinkScope, Profile
 from arachne_runtime.units import GB, GIB, Bytes
 
-from ..catalog.devices import GPU_RESERVE_BYTES, NCCL_LATENCY_US, DeviceType, device
+from ..catalog.devices import CURRENCY, GPU_RESERVE_BYTES, NCCL_LATENCY_US, DeviceType, device
 from .links import Link, curves_of
 
 
@@ -23,6 +23,7 @@ class NodeFacts:
     device: DeviceType
     memory_bytes: Bytes
     price_per_hour: float | None
+    """Of one device, in the cluster file's currency."""
 
 
 class Fleet:
@@ -36,6 +37,15 @@ class Fleet:
             node.name: NodeFacts(node.name, order, node.entry.gpus, *facts[node.entry.name])
             for order, node in enumerate(cluster.nodes)
         }
+        self.list_priced = tuple(
+            dict.fromkeys(
+                node.device.name
+                for node in self.nodes.values()
+                if node.price_per_hour is not None
+                and cluster.nodes_by_name[node.name].entry.price_per_hour is None
+            )
+        )
+        """Device types of nodes without a price of their own: the catalog's list price stands in."""
         self._kinds = _kinds(cluster, self.nodes)
         self._links: dict[tuple[int, int], Link] = {}
         self._inside: dict[str, Link] = {}
@@ -120,7 +130,7 @@ def _entries(cluster: Cluster) -> dict[str, tuple[DeviceType, Bytes, float | Non
     found, problems = {}, []
     for i, entry in enumerate(cluster.node):
         try:
-            found[entry.name] = _facts(entry)
+            found[entry.name] = _facts(entry, cluster.currency)
         except UsageError as error:
             problems.append(Problem(f"$.node[{i}].device", str(error)))
     if problems:
@@ -128,11 +138,11 @@ def _entries(cluster: Cluster) -> dict[str, tuple[DeviceType, Bytes, float | Non
     return found
 
 
-def _facts(entry: NodeEntry) -> tuple[DeviceType, Bytes, float | None]:
+def _facts(entry: NodeEntry, currency: str) -> tuple[DeviceType, Bytes, float | None]:
     known = _device_of(entry)
     memory = known.memory_bytes if entry.memory_GiB is None else int(entry.memory_GiB * GIB)
-    price = known.price_per_hour if entry.price_per_hour is None else entry.price_per_hour
-    return known, memory, price
+    listed = known.price_per_hour if currency == CURRENCY else None
+    return known, memory, listed if entry.price_per_hour is None else entry.price_per_hour
 
 
 def _device_of(entry: NodeEntry) -> DeviceType:

@@ -7,7 +7,7 @@ from arachne_runtime.plan.cluster import node_of
 from arachne_runtime.plan.plan import Plan, Stage
 from arachne_runtime.plan.rows import consecutive, overlaps
 from arachne_runtime.plan.segments import segments
-from arachne_runtime.units import GB, HOUR_S, Seconds
+from arachne_runtime.units import GB
 
 from .tables import Tables
 
@@ -21,12 +21,6 @@ def devices_per_hour(plan: Plan, tables: Tables) -> float | None:
             return None
         total += price
     return total
-
-
-def price_per_hour(plan: Plan, iteration_s: Seconds, tables: Tables) -> float:
-    """Devices in use and traffic of a plan for an hour; a device without a price counts nothing."""
-    devices = sum(tables.fleet.node(node_of(device)).price_per_hour or 0.0 for device in plan.devices)
-    return devices + traffic_price(plan, tables) * HOUR_S / iteration_s
 
 
 def traffic_price(plan: Plan, tables: Tables) -> float:

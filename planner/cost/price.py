@@ -36,15 +36,17 @@ def price(plan: Plan, request: "Request") -> Price:
     if worst is not None:
         return worst
     run = simulate(plan, seats, tables)
-    hourly, traffic = devices_per_hour(plan, tables), traffic_price(plan, tables)
-    per_iteration = None if hourly is None else hourly * run.iteration_s / HOUR_S + traffic
+    devices, traffic = devices_per_hour(plan, tables), traffic_price(plan, tables)
+    iterations = HOUR_S / run.iteration_s
+    hourly = None if devices is None else devices + traffic * iterations
     return Estimate(
         iteration_s=run.iteration_s,
         samples_per_s=plan.global_batch / run.iteration_s,
         peak_bytes=peaks,
         price_per_hour=hourly,
-        traffic_price=traffic,
-        cost_per_sample=None if per_iteration is None else per_iteration / plan.global_batch,
+        traffic_per_hour=traffic * iterations,
+        cost_per_sample=None if hourly is None else hourly / (iterations * plan.global_batch),
+        currency=request.cluster.currency,
         not_measured=(*tables.not_measured, *_estimated(plan)),
         _trace=lambda: explain(plan, run, tables),
     )

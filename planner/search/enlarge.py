@@ -21,7 +21,7 @@ def enlarged(cluster: Cluster, device: str) -> tuple[Cluster, int]:
     )
     network = changed(cluster.network, pair=(*cluster.network.pair, *pairs))
     entry = changed(like, name=name, gpus=gpus, count=1)
-    return Cluster(node=(*cluster.node, entry), network=network), gpus
+    return changed(cluster, node=(*cluster.node, entry), network=network), gpus
 
 
 def fresh_name(cluster: Cluster, like: NodeEntry) -> str:

@@ -11,7 +11,6 @@ from arachne_runtime.plan.plan import Plan, ScheduleKind
 from arachne_runtime.units import Seconds
 
 from ..cost import Estimate, Ideal, price
-from ..cost.money import price_per_hour
 from ..peers import DEFAULT_BUDGET_S, PEERS, Strategy
 from ..request import Objective, Request
 from .broad import Broad
@@ -109,7 +108,7 @@ def _refuse_nothing(request: Request, judge: Judge) -> None:
         raise NoFeasiblePlanError(missing.text)
     best = judge.kept[0]
     if best.score.excess > 0:
-        raise NoFeasiblePlanError(missed(best.plan, best.estimate, request))
+        raise NoFeasiblePlanError(missed(best.estimate, request))
 
 
 def _refuse_not_measured(request: Request, judge: Judge) -> None:
@@ -132,7 +131,6 @@ def _found(request: Request, judge: Judge, rivals: tuple[Rival, ...], proven: bo
     change = 0.0
     if request.running is not None and not is_running:
         change = change_seconds(request.running, best.plan, request)
-    hourly = price_per_hour(best.plan, best.estimate.iteration_s, request.tables)
     return Found(
         plan=best.plan,
         estimate=best.estimate,
@@ -145,7 +143,6 @@ def _found(request: Request, judge: Judge, rivals: tuple[Rival, ...], proven: bo
         ideal_s=Ideal(request).iteration_s,
         is_running=is_running,
         change_s=change,
-        price_per_hour=hourly if request.counts_money else None,
     )
 
 

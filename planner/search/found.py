@@ -57,8 +57,6 @@ class Found:
     """Whether it is the plan that was running: no change pays."""
     change_s: Seconds = 0.0
     """Standstill of the change from the running plan; 0 without one."""
-    price_per_hour: float | None = None
-    """Devices and traffic, where the request counts money."""
 
     @property
     def share_of_ideal(self) -> float:

@@ -230,4 +230,4 @@ def _devices(request: Request, device: str) -> Change | None:
 
 def _with_nodes(cluster: Cluster, like: NodeEntry, gpus: int, count: int) -> Cluster:
     entry = changed(like, name=fresh_name(cluster, like), gpus=gpus, count=count)
-    return Cluster(node=(*cluster.node, entry), network=cluster.network)
+    return changed(cluster, node=(*cluster.node, entry))

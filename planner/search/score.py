@@ -9,7 +9,6 @@ from arachne_runtime.plan.plan import Plan
 from arachne_runtime.units import HOUR_S, Seconds, format_seconds, significant
 
 from ..cost import Estimate
-from ..cost.money import price_per_hour
 from ..request import Objective, Request
 from .migrate import change_factor
 
@@ -34,7 +33,7 @@ def score_of(plan: Plan, estimate: Estimate, request: Request) -> Score:
     """The score of a priced plan."""
     factor = change_factor(plan, request)
     value = estimate.iteration_s * factor
-    hourly = price_per_hour(plan, estimate.iteration_s, request.tables) if request.counts_money else 0.0
+    hourly = estimate.price_per_hour or 0.0  # where money counts, a request without prices is refused
     if request.objective is Objective.COST:
         value *= hourly / HOUR_S / request.global_batch
     return Score(_excess(estimate.iteration_s, hourly, request), value)
@@ -71,15 +70,15 @@ def longest_iteration_s(request: Request) -> Seconds | None:
     return request.deadline_s * request.global_batch / request.deadline_samples
 
 
-def missed(plan: Plan, estimate: Estimate, request: Request) -> str:
+def missed(estimate: Estimate, request: Request) -> str:
     """Why a plan that fits is no answer, and the smallest change of the limits that would make it one."""
     seconds = estimate.iteration_s
     parts = []
-    hourly = price_per_hour(plan, seconds, request.tables)
+    hourly = estimate.price_per_hour or 0.0
     if request.max_price_per_hour is not None and hourly > request.max_price_per_hour:
         parts.append(
-            f"the price limit of {request.max_price_per_hour:g} an hour: the nearest plan costs "
-            f"{significant(hourly, 4)}, so allow that much"
+            f"the price limit of {request.max_price_per_hour:g} {estimate.currency} an hour: the nearest "
+            f"plan costs {significant(hourly, 4)} with its traffic, so allow that much"
         )
     longest = longest_iteration_s(request)
     if longest is not None and seconds > longest:

@@ -12,6 +12,7 @@ from .bounds import above_zero, at_least, not_negative
 MAX_DEVICES = 2**20
 """A cluster beyond this is a slip of the pen; it is refused before its devices are listed."""
 _NAME = re.compile(r"[^:\s]+")
+_CURRENCY = re.compile(r"[A-Z]{3}")
 
 
 def check_cluster(cluster: Cluster) -> tuple[Problem, ...]:
@@ -110,6 +111,14 @@ def latencies_and_prices_are_not_negative(cluster: Cluster) -> Iterator[Problem]
     yield from not_negative(values)
 
 
+def currency_is_a_code(cluster: Cluster) -> Iterator[Problem]:
+    """It is printed behind every price."""
+    if not _CURRENCY.fullmatch(cluster.currency):
+        yield Problem(
+            "$.currency", f"{said(cluster.currency)} must be three capital letters, like USD or EUR"
+        )
+
+
 def pairs_name_what_exists(cluster: Cluster) -> Iterator[Problem]:
     """A pair joins entries, nodes or zones of this file."""
     known = _nodes_and_entries(cluster) | {node.zone for node in cluster.node if node.zone}
@@ -151,6 +160,7 @@ CLUSTER_RULES: tuple[Callable[[Cluster], Iterator[Problem]], ...] = (
     bandwidths_are_positive,
     memory_is_positive,
     latencies_and_prices_are_not_negative,
+    currency_is_a_code,
     pairs_name_what_exists,
     pairs_join_two_nodes,
     pairs_are_given_once,
