@@ -8,8 +8,8 @@ Complete: ``columns`` with ``min_max`` (cuts), ``rows`` and ``held`` (seconds an
 blocks), ``network``; several runs in each stage: ``interleave``. Pack: ``pack``. To plans: ``assemble``,
 ``place``, ``template``, ``tidy``. All of it: ``broad``.
 Single devices of small clusters: ``refine``, ``complete``, ``cut``, ``deal``, ``stage_tables``; the proof:
-``exact`` with ``counts``. Beside it: ``migrate`` (changes of plan),
-``missing`` with ``leanest`` (why nothing fits), ``enlarge``.
+``exact`` with ``counts``. Beside it: ``migrate`` and ``realign`` (changes of
+plan), ``missing`` with ``leanest`` (why nothing fits), ``enlarge``.
 """
 
 from .enlarge import enlarged

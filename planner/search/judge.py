@@ -11,7 +11,9 @@ from arachne_runtime.units import Seconds
 
 from ..cost import Estimate, Infeasible, price
 from ..request import Objective, Request
-from .score import WORST, Score, score_of
+from .migrate import same_layout
+from .realign import realigned
+from .score import WORST, Score, score_of, standing_still
 from .tidy import tidy
 
 MOST_KEPT = 16
@@ -143,10 +145,29 @@ class Judge:
             self.not_measured = error
         else:
             if not isinstance(outcome, Infeasible):
-                score = score_of(plan, outcome, self.request)
-                self._insert(Priced(plan, outcome, score))
+                priced = self._realigned(Priced(plan, outcome, score_of(plan, outcome, self.request)))
+                score = priced.score
+                self._insert(priced)
         self._known[plan] = score
         return score
+
+    def _realigned(self, priced: Priced) -> Priced:
+        """On those of alike devices with which the change from the running plan is cheapest.
+
+        Itself where it would not be kept even if nothing had to move.
+        """
+        running = self.request.running
+        if running is None or same_layout(priced.plan, running):
+            return priced
+        least = standing_still(priced.estimate, self.request)
+        if len(self.kept) == MOST_KEPT and least >= self.kept[-1].score:
+            return priced
+        plan = realigned(priced.plan, running, self.request)
+        if plan is priced.plan:
+            return priced
+        outcome = price(plan, self.request)
+        assert isinstance(outcome, Estimate)
+        return Priced(plan, outcome, score_of(plan, outcome, self.request))
 
     def _insert(self, priced: Priced) -> None:
         at = next((i for i, k in enumerate(self.kept) if priced.score < k.score), len(self.kept))

@@ -10,7 +10,7 @@ from arachne_runtime.units import HOUR_S, Seconds, format_seconds, significant
 
 from ..cost import Estimate
 from ..request import Objective, Request
-from .migrate import change_factor
+from .migrate import change_factor, stretched
 
 Floats = NDArray[np.float64]
 
@@ -31,7 +31,15 @@ WORST = Score(float("inf"), float("inf"))
 
 def score_of(plan: Plan, estimate: Estimate, request: Request) -> Score:
     """The score of a priced plan."""
-    factor = change_factor(plan, request)
+    return _scored(estimate, change_factor(plan, request), request)
+
+
+def standing_still(estimate: Estimate, request: Request) -> Score:
+    """The best that a change to a plan could score: if it cost the pause alone, and nothing moved."""
+    return _scored(estimate, stretched(request.migration_pause_s, request), request)
+
+
+def _scored(estimate: Estimate, factor: float, request: Request) -> Score:
     value = estimate.iteration_s * factor
     hourly = estimate.price_per_hour or 0.0  # where money counts, a request without prices is refused
     if request.objective is Objective.COST:

@@ -60,7 +60,7 @@ class Supply:
         found: dict[tuple[object, ...], list[NodeFacts]] = {}
         for node in request.cluster.nodes:
             facts = request.fleet.node(node.name)
-            found.setdefault(_likeness(request.cluster, node, facts), []).append(facts)
+            found.setdefault(likeness(request.cluster, node, facts), []).append(facts)
         pools = [pool for nodes in found.values() if (pool := _pool(request, nodes)).degrees]
         return cls(tuple(sorted(pools, key=lambda pool: -pool.num_devices)))
 
@@ -125,7 +125,7 @@ def _pool(request: Request, nodes: Sequence[NodeFacts]) -> Pool:
     )
 
 
-def _likeness(cluster: Cluster, node: Node, facts: NodeFacts) -> tuple[object, ...]:
+def likeness(cluster: Cluster, node: Node, facts: NodeFacts) -> tuple[object, ...]:
     """Equal for nodes that differ in name and size only."""
     entry = node.entry
     named = {place for pair in cluster.network.pair for place in pair.between}
