@@ -103,6 +103,7 @@ def run_plan(
     devices = rank_order(plan)
     _refuse_shared_gpus(devices)
     make_writable(trace, "--trace")
+    _keep_plan(plan, trace)
     launch(
         Job(
             devices=devices,
@@ -133,6 +134,8 @@ def run_node(
     if node not in nodes:
         raise UsageError(f"the plan has no devices on node {node!r}; its nodes are {', '.join(nodes)}")
     ours, first = nodes[node], hosts.node[next(iter(nodes))]
+    if ours.node_rank == 0:
+        _keep_plan(plan, trace)
     environment = plan_environment(plan_path, trace)
     interface = interface_of(hosts.node[node].address)
     if interface is not None and "GLOO_SOCKET_IFNAME" not in os.environ:
@@ -155,6 +158,13 @@ def run_node(
             ),
         )
     )
+
+
+def _keep_plan(plan: Plan, trace: Path | None) -> None:
+    """Put the plan beside its records, which name it by its digest alone."""
+    if trace is not None:
+        number = files.digest(plan).partition(":")[2][:12]
+        files.write(plan, trace / f"plan-{number}.json")
 
 
 def _runnable(plan_path: Path) -> Plan:

@@ -186,7 +186,7 @@ class Profile(Document, frozen=True, kw_only=True, dict=True):
         degrees: dict[str, set[int]] = {}
         guessed: dict[tuple[str, Source], set[int]] = {}
         measured_to = 0
-        beyond = False
+        beyond: set[Source] = set()
         for (kind, where, tp), rows in self._blocks.items():
             if where != device:
                 continue
@@ -194,7 +194,7 @@ class Profile(Document, frozen=True, kw_only=True, dict=True):
             measured = [r.samples for r in rows if r.source is Source.MEASURED]
             if measured:
                 measured_to = max(measured_to, *measured)
-                beyond |= len(measured) < len(rows)
+                beyond |= {r.source for r in rows} - {Source.MEASURED}
             else:
                 worst = Source.ANALYTIC if any(r.source is Source.ANALYTIC for r in rows) else rows[0].source
                 guessed.setdefault((kind, worst), set()).add(tp)
@@ -205,7 +205,8 @@ class Profile(Document, frozen=True, kw_only=True, dict=True):
             for (kind, source), tps in guessed.items()
         ]
         if beyond:
-            said.append(f"outside the measured samples (up to {measured_to}) {Source.ANALYTIC}")
+            worst = max(beyond, key=list(Source).index)
+            said.append(f"outside the measured samples (up to {measured_to}) {worst}")
         return f"seconds on {device}: {'; '.join(said)}" if said else ""
 
 

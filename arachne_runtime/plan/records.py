@@ -5,6 +5,9 @@ from enum import StrEnum
 from ..units import Bytes, Seconds
 from .document import Document
 
+WARM_UP_STEPS = 2
+"""The first steps make connections and fill caches; they are left out where more follow."""
+
 
 class RecordKind(StrEnum):
     """What a record measured."""

@@ -11,15 +11,12 @@ from msgspec.structs import replace
 from arachne_runtime.plan.document import Document
 from arachne_runtime.plan.placement import Place, places
 from arachne_runtime.plan.plan import Plan
-from arachne_runtime.plan.records import Record, RecordKind
+from arachne_runtime.plan.records import WARM_UP_STEPS, Record, RecordKind
 from arachne_runtime.plan.schedule import Action
 from arachne_runtime.units import Seconds, format_seconds
 from planner.cost.estimate import Span
 
 from .recorded import read_recorded
-
-WARM_UP_STEPS = 2
-"""The first steps make connections and fill caches; they are left out where more follow."""
 
 STEP, REST = RecordKind.STEP.value, "rest"
 

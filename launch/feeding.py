@@ -1,0 +1,120 @@
+"""Recorded runs in folders feed a profile back: finds them and their plans, and lets the planner correct."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from arachne_runtime.errors import ArachneError, InvalidFileError, Problem, UsageError
+from arachne_runtime.plan.cluster import Cluster
+from arachne_runtime.plan.files import digest, read_cluster, read_plan, read_profile
+from arachne_runtime.plan.model import ModelSpec
+from arachne_runtime.plan.plan import PLAN_FORMAT, Plan
+
+from .inputs import model_from
+from .report.recorded import Recorded, read_recorded
+
+if TYPE_CHECKING:  # loads NumPy, which `arachne --help` does without
+    from planner.feedback import Correction, Run
+
+LONGEST_PLAN_BYTES = 16 * 2**20
+"""Larger files below the runs are not looked into for plans (one of 4,096 devices has 0.5 MB)."""
+SHOWN_FAULTS = 3
+"""Unreadable lines of a folder that are named; the others are only counted."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fed:
+    """What was learnt from the runs below a folder."""
+
+    correction: "Correction"
+    runs: tuple["Run", ...]
+    """With their cluster, model and plan."""
+    notes: tuple[str, ...]
+    """What was left out, a sentence each: of folders and files, then of records and rows."""
+
+
+def feed_back(runs: Path, profile: Path, *, cluster: Path | None = None, model: str | None = None) -> Fed:
+    """Correct ``profile`` by every run recorded in ``runs`` or below it.
+
+    A run is a folder of ``rank-*.jsonl``, as ``arachne run --trace`` writes it; its plan lies in it or
+    anywhere below ``runs``. Cluster and model are by default those beside the profile, where
+    ``arachne profile`` puts them, or in ``runs``; a model may be the catalog's. Records that cannot be read,
+    or whose plan is not there, are left out and named in the notes. Raises UsageError where there is nothing
+    to learn from, InvalidFileError for the files given.
+    """
+    from planner.feedback import correct
+
+    measured = read_profile(profile)
+    homes = profile.parent, runs
+    places = read_cluster(cluster or _cluster_in(homes))
+    spec = model_from(model or _model_in(homes, measured.model), measured.sequence)
+    notes: list[str] = []
+    found = list(_runs(runs, places, spec, notes))
+    if not found:
+        said = "".join(f"\n  {note}" for note in notes)
+        raise UsageError(
+            f"{runs} holds no recorded run; record some: arachne run PLAN --trace {runs}/NAME{said}"
+        )
+    correction = correct(measured, found)
+    return Fed(correction, tuple(found), (*notes, *correction.notes))
+
+
+def _cluster_in(homes: tuple[Path, ...]) -> Path:
+    for home in homes:
+        if (home / "cluster.toml").exists():
+            return home / "cluster.toml"
+    fault = f"no such file, nor in {homes[1]}; put the cluster.toml of the runs in one of them"
+    raise InvalidFileError(str(homes[0] / "cluster.toml"), [Problem("$", fault)])
+
+
+def _model_in(homes: tuple[Path, ...], name: str) -> str:
+    """A model.json, or the name of the model, which the catalog may know."""
+    return next((str(h / "model.json") for h in homes if (h / "model.json").exists()), name)
+
+
+def _runs(runs: Path, cluster: Cluster, model: ModelSpec, notes: list[str]) -> Iterator["Run"]:
+    from planner.feedback import Run
+
+    plans = {digest(plan): plan for plan in _plans(runs)}
+    for folder in sorted({path.parent for path in runs.rglob("rank-*.jsonl")}):
+        name = str(folder.relative_to(runs)) if folder != runs else runs.name
+        read = [(plan, found) for plan in plans.values() if (found := _recorded(folder, plan)) is not None]
+        notes += (f"{name}: {note}" for note in _left_out(folder, read, plans))
+        for plan, found in read:
+            one = name if len(read) == 1 else f"{name} ({digest(plan)[:14]})"
+            yield Run(name=one, plan=plan, cluster=cluster, model=model, records=found.records)
+
+
+def _plans(runs: Path) -> Iterator[Plan]:
+    """Every plan below a folder; other files, and what cannot be read, are none."""
+    for path in sorted(runs.rglob("*.json")):
+        try:
+            if path.stat().st_size < LONGEST_PLAN_BYTES and PLAN_FORMAT.encode() in path.read_bytes():
+                yield read_plan(path)
+        except (ArachneError, OSError):
+            continue
+
+
+def _recorded(folder: Path, plan: Plan) -> Recorded | None:
+    try:
+        return read_recorded(folder, plan)
+    except (ArachneError, OSError):
+        return None
+
+
+def _left_out(folder: Path, read: list[tuple[Plan, Recorded]], plans: dict[str, Plan]) -> Iterator[str]:
+    """What of a folder is not in its runs."""
+    if not read:
+        yield "left out: no record is of a plan below the folder of runs; put the plan that ran there"
+        return
+    others = dict.fromkeys(other for _, found in read for other in found.other_plans if other not in plans)
+    if others:
+        yield f"left out: records of plans that are not below the folder of runs: {', '.join(others)}"
+    if earlier := max(found.earlier_runs for _, found in read):
+        yield f"left out: earlier runs of its plan in the same files: {earlier}"
+    faults = read[0][1].faults  # the same for every plan of a folder
+    if faults:
+        shown = "; ".join(faults[:SHOWN_FAULTS])
+        more = f" and {len(faults) - SHOWN_FAULTS} more" if len(faults) > SHOWN_FAULTS else ""
+        yield f"left out: lines that are no records: {shown}{more}"
