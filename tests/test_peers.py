@@ -273,6 +273,23 @@ def test_the_least_slowest_cut_is_that_of_all_cuts(seed: int):
         assert in_proportion(prefixes[0], [1.0] * depth, reaches) is not None
 
 
+@some
+@given(st.data())
+def test_a_cut_in_proportion_is_one_that_memory_admits(data):
+    """A late block may fit nowhere in a stage though earlier runs do: reaches need not ascend."""
+    num_blocks = data.draw(st.integers(2, 7))
+    depth = data.draw(st.integers(1, min(4, num_blocks)))
+    costs = data.draw(st.lists(st.sampled_from([1.0, 3.0, 9.0]), min_size=num_blocks, max_size=num_blocks))
+    reaches = [[data.draw(st.integers(i, num_blocks)) for i in range(num_blocks)] for _ in range(depth)]
+    weights = data.draw(st.lists(st.sampled_from([1.0, 2.0, 8.0]), min_size=depth, max_size=depth))
+    found = in_proportion(list(accumulate(costs, initial=0.0)), weights, reaches)
+    cuts = [(0, *inner, num_blocks) for inner in combinations(range(1, num_blocks), depth - 1)]
+    possible = [
+        cut for cut in cuts if all(r[a] >= b for r, (a, b) in zip(reaches, pairwise(cut), strict=True))
+    ]
+    assert found in possible if possible else found is None
+
+
 def test_every_depth_at_once_is_as_good_as_one_by_one():
     blocks = [5.0, 1, 1, 7, 2, 2, 9, 1]
     prefix = list(accumulate(blocks, initial=0.0))

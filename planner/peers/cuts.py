@@ -1,6 +1,5 @@
 """How rival planners divide blocks among stages: evenly, in proportion, or to the least slowest stage."""
 
-from bisect import bisect_right
 from collections import Counter
 from collections.abc import Sequence
 from itertools import pairwise
@@ -92,29 +91,23 @@ def in_proportion(
     Stages are filled once, from the front, each to its part of what is left; None where memory admits no cut.
     """
     num_blocks, total = len(prefix) - 1, prefix[-1]
-    least = _latest_starts(reaches, num_blocks)
-    if least is None:
-        return None
+    ends = _possible_ends(reaches, num_blocks)
     bounds = [0]
-    for s, weight in enumerate(weights[:-1]):
+    for s, weight in enumerate(weights):
         at = bounds[-1]
-        target = prefix[at] + (total - prefix[at]) * weight / sum(weights[s:])
-        end = bisect_right(prefix, target)
-        if end > num_blocks or target - prefix[end - 1] <= prefix[end] - target:
-            end -= 1
-        high = min(reaches[s][at], num_blocks - (len(weights) - 1 - s))
-        bounds.append(min(max(end, at + 1, least[s + 1]), high))
-    return (*bounds, num_blocks)
-
-
-def _latest_starts(reaches: Sequence[Sequence[int]], num_blocks: int) -> list[int] | None:
-    """By stage the first block from which it and those behind hold all the rest; None where none can."""
-    least = num_blocks
-    found = []
-    for s, reach in reversed(list(enumerate(reaches))):
-        starts = [i for i in range(s, min(least, num_blocks)) if reach[i] >= least and reach[i] > i]
-        if not starts:
+        possible = [end for end in ends[s] if at < end <= reaches[s][at]]
+        if not possible:
             return None
-        least = starts[0]
-        found.append(least)
-    return found[::-1] if least == 0 else None
+        target = prefix[at] + (total - prefix[at]) * weight / sum(weights[s:])
+        bounds.append(min(possible, key=lambda end: abs(prefix[end] - target)))
+    return tuple(bounds)
+
+
+def _possible_ends(reaches: Sequence[Sequence[int]], num_blocks: int) -> list[list[int]]:
+    """By stage, ascending: where it may end such that those behind hold all the rest."""
+    ends = [[num_blocks]]
+    for reach in reversed(reaches[1:]):
+        behind = ends[-1]
+        starts = [i for i in range(num_blocks) if any(i < end <= reach[i] for end in behind)]
+        ends.append(starts)
+    return ends[::-1]
