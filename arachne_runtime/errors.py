@@ -80,6 +80,18 @@ class NoFeasiblePlanError(ArachneError, ValueError):
     exit_code = ExitCode.NO_FEASIBLE_PLAN
 
 
+class PolicyMissingError(ArachneError, FileNotFoundError):
+    """No weights of the learned policy where they should be; says where, and that planning works without."""
+
+    exit_code = ExitCode.ENVIRONMENT
+
+
+class PolicyStaleError(ArachneError, ValueError):
+    """Weights of the learned policy know other features than this program has; says both, and the way out."""
+
+    exit_code = ExitCode.ENVIRONMENT
+
+
 class UnsupportedEnvironmentError(ArachneError, RuntimeError):
     """The machine lacks something (root, a cgroup, a device, a package); says what and the way out."""
 

@@ -1,0 +1,127 @@
+"""Where many rollouts stand: what is left of the supply, and what the template in hand has so far."""
+
+from dataclasses import dataclass, fields
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .decision import MOST_STAGES, Ints
+from .site import MANY, Site
+
+Reals = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """A rollouts between two runs; all arrays are theirs to change (``place``, ``begin``, ``finish``)."""
+
+    left: Ints
+    """``[A, P, L]``: places of each limit."""
+    start: Ints
+    """``[A, P, L]``: the same when the template began."""
+    samples_left: Ints
+    """``[A]``: of the global batch, that no pipeline takes yet, at the smallest micro-batches."""
+    position: Ints
+    """``[A]``: complete templates."""
+    run: Ints
+    """``[A]``: complete runs of the template in hand."""
+    depth: Ints
+    """``[A]``: its stages, 0 between two templates."""
+    stages_left: Ints
+    """``[A]``: that have no place yet."""
+    last: Ints
+    """``[A, 3]``: pool, index of the TP degree and width of the last run; pool -1 where there is none."""
+    runs_of: Ints
+    """``[A, P]``: runs on each pool."""
+    widest: Ints
+    """``[A]``: samples of the smallest micro-batch that gives every replica the share it needs."""
+    held: Reals
+    """``[A]``: parts of the model that its stages hold."""
+    speeds: Reals
+    """``[A, 3]``: sum, smallest and last of its stages' speeds."""
+    before: Ints
+    """``[A]``: stages of the template before this one."""
+    stages: Ints
+    """``[A, MOST_STAGES, 3]``: pool, TP degree (not its index) and width."""
+
+    @classmethod
+    def of(cls, site: Site, num: int) -> "Progress":
+        """At the beginning."""
+        left = np.repeat(site.places[None], num, axis=0)
+        zero = [np.zeros(num, np.int64) for _ in range(7)]
+        return cls(
+            left=left,
+            start=left.copy(),
+            samples_left=np.full(num, site.global_batch, np.int64),
+            position=zero[0],
+            run=zero[1],
+            depth=zero[2],
+            stages_left=zero[3],
+            last=np.full((num, 3), -1, np.int64),
+            runs_of=np.zeros((num, site.num_pools), np.int64),
+            widest=zero[4],
+            held=np.zeros(num),
+            speeds=np.zeros((num, 3)),
+            before=zero[5],
+            stages=np.zeros((num, MOST_STAGES, 3), np.int64),
+        )
+
+    def take(self, rows: Ints) -> "Progress":
+        """A copy of some."""
+        return Progress(*(getattr(self, f.name)[rows] for f in fields(self)))
+
+    def begin(self, rows: Ints, depth: Ints) -> None:
+        """A template of so many stages."""
+        self.start[rows] = self.left[rows]
+        self.depth[rows] = self.stages_left[rows] = depth
+        self.run[rows] = self.runs_of[rows] = self.widest[rows] = 0
+        self.held[rows] = self.speeds[rows] = 0
+        self.last[rows] = -1
+        self.stages[rows] = 0
+
+    def place(self, site: Site, rows: Ints, pool: Ints, tp: Ints, width: Ints, length: Ints) -> None:
+        """A run of ``length`` stages; ``tp`` is an index of ``Site.degrees``."""
+        self.left[rows, pool] -= (width * length)[:, None] * site.takes[pool, tp]
+        at = self.depth[rows] - self.stages_left[rows]
+        stage = np.arange(MOST_STAGES)
+        here = (stage >= at[:, None]) & (stage < (at + length)[:, None])
+        degrees = np.asarray(site.degrees, np.int64)
+        made = np.stack([pool, degrees[tp], width], axis=1)
+        self.stages[rows] = np.where(here[:, :, None], made[:, None], self.stages[rows])
+        self.stages_left[rows] -= length
+        self.run[rows] += 1
+        self.runs_of[rows, pool] += 1
+        self.widest[rows] = np.maximum(self.widest[rows], width * site.least_share[pool, tp])
+        self.held[rows] += length * site.holds[pool, tp]
+        speed = width * site.speed[pool, tp].max(axis=1)
+        old = self.speeds[rows]
+        slowest = np.where(old[:, 1] > 0, np.minimum(old[:, 1], speed), speed)
+        self.speeds[rows] = np.stack([old[:, 0] + length * speed, slowest, speed], axis=1)
+        self.last[rows] = np.stack([pool, tp, width], axis=1)
+
+    def finish(self, rows: Ints) -> Ints:
+        """The template stands as often as what was left when it began holds it; how often.
+
+        Widths are divided by what they have in common first: half as wide is the same, twice.
+        """
+        width = self.stages[rows, :, 2]
+        common = np.maximum(1, np.gcd.reduce(width, axis=1))
+        self.stages[rows, :, 2] = width // common[:, None]
+        used = (self.start[rows] - self.left[rows]) // common[:, None, None]
+        widest = self.widest[rows] // common
+        copies = np.minimum(
+            _quotient(self.start[rows], used), self.samples_left[rows] // np.maximum(1, widest)
+        )
+        self.left[rows] = self.start[rows] - copies[:, None, None] * used
+        self.samples_left[rows] -= copies * widest
+        self.before[rows] = self.depth[rows]
+        self.position[rows] += 1
+        self.depth[rows] = 0
+        return np.asarray(copies, np.int64)
+
+
+def _quotient(have: Ints, each: Ints) -> Ints:
+    """``[A]``: how often all of ``each`` are in ``have``, both ``[A, P, L]``."""
+    often: NDArray[Any] = np.where(each > 0, have // np.maximum(each, 1), MANY)
+    return np.asarray(often.min(axis=(1, 2)), np.int64)

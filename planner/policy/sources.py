@@ -1,0 +1,92 @@
+"""Sources of the search: the learned policy, and the same loop with uniform choices, its baseline."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from ..search.batch import Templates
+from ..search.columns import Completion
+from ..search.shapes import Shapes, expanded
+from .beam import beam_search
+from .choosers import Network, Sampler, Uniform
+from .policy import Policy
+from .roll import roll
+from .site import Site
+
+
+@dataclass(frozen=True, slots=True)
+class Learned:
+    """Proposes what the policy thinks likely: first a beam, then samples at rising temperature."""
+
+    policy: Policy
+    rollouts: int = 64
+    """Of each batch of samples."""
+    beam: int = 8
+    """Likeliest shapes of the first batch; 0: none."""
+    temperatures: tuple[float, ...] = (1.0, 1.5)
+    """Of each batch of samples."""
+    masked: bool = True
+    """Without masks, samples that can't be built are dropped, and there is no beam."""
+    name: str = "policy"
+
+    def batches(self, completion: Completion, seed: int) -> Iterator[Templates]:
+        """Completed with every promising number; the same for the same seed."""
+        site = Site.of(completion.request, completion.supply)
+        for shapes in self.shapes(site, seed):
+            yield expanded(completion, shapes)[0]
+
+    def shapes(self, site: Site, seed: int) -> Iterator[Shapes]:
+        """The same as shapes, none twice."""
+        return _fresh(self._proposed(site, seed))
+
+    def _proposed(self, site: Site, seed: int) -> Iterator[Shapes]:
+        network = Network(self.policy.parameters)
+        if self.beam and self.masked:
+            yield beam_search(site, network, self.beam)
+        generator = np.random.default_rng(seed)
+        for temperature in self.temperatures:
+            sampler = Sampler(network, generator, temperature)
+            yield roll(site, self.rollouts, sampler, masked=self.masked).shapes
+
+
+@dataclass(frozen=True, slots=True)
+class UniformRandom:
+    """Proposes anything that can be built."""
+
+    rollouts: int = 64
+    """Of each batch."""
+    num_batches: int = 2
+    masked: bool = True
+    """Without masks, samples that can't be built are dropped."""
+    name: str = "uniform random"
+
+    def batches(self, completion: Completion, seed: int) -> Iterator[Templates]:
+        """Completed with every promising number; the same for the same seed."""
+        site = Site.of(completion.request, completion.supply)
+        for shapes in self.shapes(site, seed):
+            yield expanded(completion, shapes)[0]
+
+    def shapes(self, site: Site, seed: int) -> Iterator[Shapes]:
+        """The same as shapes, none twice."""
+        chooser = Uniform(np.random.default_rng(seed))
+        rolls = (
+            roll(site, self.rollouts, chooser, masked=self.masked, features=False)
+            for _ in range(self.num_batches)
+        )
+        return _fresh(rollouts.shapes for rollouts in rolls)
+
+
+def _fresh(batches: Iterator[Shapes]) -> Iterator[Shapes]:
+    """Without those that were there before; no batch is empty."""
+    known: set[tuple[tuple[int, ...], ...]] = set()
+    for batch in batches:
+        kept = []
+        for k in range(len(batch)):
+            depth = int((batch.width[k] > 0).sum())
+            key = tuple(tuple(row[k, :depth].tolist()) for row in (batch.pool, batch.tp, batch.width))
+            if key not in known:
+                known.add(key)
+                kept.append(k)
+        if kept:
+            yield batch.take(np.array(kept, np.int64))
