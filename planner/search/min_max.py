@@ -2,8 +2,8 @@
 
 Greedy under a bound on the stage time, and a bisection on that bound for all pipelines together. Exact:
 after a failure the bound rises at least to the next value that any stage could have used. Where the greedy
-walk leaves a stage a first block that it cannot own, though an earlier one could have owned less, every
-start of every stage is looked at instead.
+walk leaves a stage a first block that it cannot own, and there is an earlier one that it could, the stages
+before may have to own less: every start of every stage is looked at instead.
 """
 
 from dataclasses import dataclass
@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
+Bools = NDArray[np.bool_]
 
 MOST_ROUNDS = 40
 """Rounds of bisection; 12 to 18 are usual."""
@@ -85,7 +86,11 @@ class _Walk:
         self.length = stages.times.shape[1] - 1
         self.plain = _Search(stages.times)
         self.again = _Search(stages.again)
-        self.binds = bool((stages.stops < self.length).any())
+        self.one_s = _one_block_s(stages)
+        """``[reaches, L]``: seconds of each block alone; ``inf`` where it does not fit."""
+        inner = np.pad(self.one_s[:, 1:], ((0, 0), (2, 0)), constant_values=np.inf)
+        self.least_s = np.minimum.accumulate(inner, axis=1)
+        """``[reaches, L + 1]``: seconds of the fastest block before each, the first one left out."""
 
     def least_possible(self, rows: Ints) -> Floats:
         """No cut has a faster slowest stage.
@@ -102,8 +107,14 @@ class _Walk:
             there = s < depth
             least[there] = np.minimum(least[there], part[row[there, s]])
             pace[there] += 1 / whole[row[there, s]]
-        possible: Floats = least.sum(axis=1) / pace * (1 - ROUNDING)
-        return possible
+        possible = np.maximum(least.sum(axis=1) / pace, self._least_of_ends(rows))
+        return np.asarray(possible * (1 - ROUNDING), float)
+
+    def _least_of_ends(self, rows: Ints) -> Floats:
+        """Seconds of the first block on the first stage, or of the last on the last."""
+        each, last = self.of.reach[rows, 0], self.of.reach[rows, self.of.depth[rows] - 1]
+        found: Floats = np.maximum(self.one_s[each, 0], self.one_s[last, self.length - 1])
+        return found
 
     def cut(self, rows: Ints, bound_s: Floats) -> tuple[Floats, Ints, Floats]:
         """Slowest stage (inf where no cut has a faster one), bounds, and the next bound that could do."""
@@ -112,22 +123,27 @@ class _Walk:
             slowest[stuck], bounds[stuck], above[stuck] = self._all_starts(rows[stuck], bound_s[stuck])
         return slowest, bounds, above
 
-    def _greedy(self, rows: Ints, bound_s: Floats) -> tuple[Floats, Ints, Floats, NDArray[np.bool_]]:
-        """As ``cut``, each stage as far as it can; and where a stage could not own its first block."""
+    def _greedy(self, rows: Ints, bound_s: Floats) -> tuple[Floats, Ints, Floats, Bools]:
+        """As ``cut``, each stage as far as it can; and where another walk could do what this cannot."""
         size, depth = self.of.row.shape[1], self.of.depth[rows]
         at = np.zeros(len(rows), np.int64)
         bounds = np.zeros((len(rows), size + 1), np.int64)
         slowest, above = np.zeros(len(rows)), np.full(len(rows), np.inf)
-        stuck = np.zeros(len(rows), bool)
+        lost, stuck = np.zeros(len(rows), bool), np.zeros(len(rows), bool)
         for s in range(size):
             there = s < depth
             stop, took, next_s = self._furthest(rows, s, at, bound_s)
-            stuck |= there & (stop <= at)
+            empty = there & (stop <= at)
+            if empty.any():
+                earlier_s = self.least_s[self.of.reach[rows, s], at] if s else np.full(len(rows), np.inf)
+                stuck |= empty & ~lost & (earlier_s <= bound_s * (1 + ROUNDING))
+                above = np.where(empty, np.minimum(above, earlier_s), above)
+                lost |= empty
             at = np.where(there, np.maximum(stop, at), at)
             slowest = np.where(there, np.maximum(slowest, took), slowest)
             above = np.where(there, np.minimum(above, next_s), above)
             bounds[:, s + 1] = at
-        failed = stuck | (at < self.length)
+        failed = lost | (at < self.length)
         bounds[:, 1:] = np.where(np.arange(size) >= depth[:, None] - 1, self.length, bounds[:, 1:])
         return np.where(failed, np.inf, slowest), bounds, above, stuck
 
@@ -151,7 +167,7 @@ class _Walk:
             good[s][there] = here[there]
         return *self._bounds_of(rows, far, good), above
 
-    def _bounds_of(self, rows: Ints, far: Ints, good: NDArray[np.bool_]) -> tuple[Floats, Ints]:
+    def _bounds_of(self, rows: Ints, far: Ints, good: Bools) -> tuple[Floats, Ints]:
         """The cut that leans to the first stages among those that ``good`` starts allow, and its slowest."""
         size, depth, each = len(far), self.of.depth[rows], np.arange(len(rows))
         bounds = np.full((len(rows), size + 1), self.length)
@@ -177,16 +193,23 @@ class _Walk:
         return took
 
     def _furthest(self, rows: Ints, s: int, at: Ints, bound_s: Floats) -> tuple[Ints, Floats, Floats]:
-        """Of stage ``s``: furthest stop that leaves a block to every later stage, its seconds, the next's."""
+        """Of stage ``s``: furthest stop that leaves a block to every later stage, its seconds, the next's.
+
+        Recomputation is looked at where memory ends the stage before its time does.
+        """
         of, row, reach = self.of, self.of.row[rows, s], self.of.reach[rows, s]
         last = self.length - np.maximum(of.depth[rows] - 1 - s, 0)
-        stop, took, next_s = self._step(self.plain, row, at, np.minimum(of.stops[reach, at], last), bound_s)
-        if self.binds:
-            most = np.minimum(of.stops_again[reach, at], last)
-            again = self._step(self.again, row, at, most, bound_s)
-            better = again[0] > stop
-            stop, took = np.where(better, again[0], stop), np.where(better, again[1], took)
-            next_s = np.minimum(next_s, again[2])
+        most = of.stops[reach, at]
+        stop, took, next_s = self._step(self.plain, row, at, np.minimum(most, last), bound_s)
+        tight = np.nonzero((stop >= most) & (most < last))[0]
+        if len(tight):
+            start = at[tight]
+            most = np.minimum(of.stops_again[reach[tight], start], last[tight])
+            further, again_s, after_s = self._step(self.again, row[tight], start, most, bound_s[tight])
+            better = further > stop[tight]
+            stop[tight] = np.where(better, further, stop[tight])
+            took[tight] = np.where(better, again_s, took[tight])
+            next_s[tight] = np.minimum(next_s[tight], after_s)
         return stop, took, next_s
 
     def _step(
@@ -200,6 +223,16 @@ class _Walk:
         further = np.minimum(stop + 1, self.length)
         next_s = np.where(stop < most, prefix[row, further] - start, np.inf)
         return stop, prefix[row, stop] - start, next_s
+
+
+def _one_block_s(stages: Stages) -> Floats:
+    """``[reaches, L]``: seconds of each block alone, with recomputation where memory asks, or ``inf``."""
+    row = np.zeros(len(stages.stops), np.int64)
+    row[stages.reach.ravel()] = stages.row.ravel()
+    start = np.arange(stages.times.shape[1] - 1)
+    plain, again = np.diff(stages.times, axis=1)[row], np.diff(stages.again, axis=1)[row]
+    again = np.where(stages.stops_again[:, :-1] > start, again, np.inf)
+    return np.asarray(np.where(stages.stops[:, :-1] > start, plain, again), float)
 
 
 class _Search:
