@@ -6,7 +6,7 @@ walk leaves a stage a first block that it cannot own, and there is an earlier on
 before may have to own less: every start of every stage is looked at instead.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -54,32 +54,42 @@ class Cuts:
 
 def min_max_cuts(stages: Stages) -> Cuts:
     """The cut of every pipeline whose slowest stage is fastest, leaning to the first stages."""
+    order = np.argsort(-stages.depth, kind="stable")
+    found = _deepest_first(
+        replace(stages, row=stages.row[order], reach=stages.reach[order], depth=stages.depth[order])
+    )
+    bounds, slowest = np.empty_like(found.bounds), np.empty_like(found.slowest_s)
+    bounds[order], slowest[order] = found.bounds, found.slowest_s
+    return Cuts(bounds, slowest)
+
+
+def _deepest_first(stages: Stages) -> Cuts:
+    """As ``min_max_cuts``, of pipelines in order of their depths."""
     number, size = stages.row.shape
     length = stages.times.shape[1] - 1
-    bounds = np.zeros((number, size + 1), np.int64)
+    bounds = np.full((number, size + 1), length)
     slowest = np.full(number, np.inf)
     walk = _Walk(stages)
     everyone = np.arange(number)
     most, found, _ = walk.cut(everyone, np.full(number, np.inf))
-    good = np.isfinite(most)
-    slowest[good], bounds[good] = most[good], found[good]
-    low = np.where(good, walk.least_possible(everyone), np.inf)
-    active = everyone[good]
+    active = everyone[np.isfinite(most)]
+    slowest[active], bounds[active] = most[active], found[active]
+    low = np.full(number, np.inf)
+    low[active] = walk.least_possible(active)
     for _ in range(MOST_ROUNDS):
         active = active[low[active] < slowest[active] * (1 - ROUNDING)]
         if not len(active):
             break
-        middle = 0.5 * (low[active] + slowest[active])
+        middle = np.sqrt(low[active] * slowest[active])
         most, found, above = walk.cut(active, middle)
         good = np.isfinite(most)
         slowest[active[good]], bounds[active[good]] = most[good], found[good]
         low[active[~good]] = np.maximum(middle[~good], above[~good])
-    bounds[np.isinf(slowest)] = length
     return Cuts(bounds, slowest)
 
 
 class _Walk:
-    """Greedy cuts under bounds."""
+    """Greedy cuts under bounds; ``rows`` are pipelines, the deepest first."""
 
     def __init__(self, stages: Stages) -> None:
         self.of = stages
@@ -101,12 +111,13 @@ class _Walk:
         depth, row = self.of.depth[rows], self.of.row[rows]
         whole = self.of.times[:, -1]
         part = np.diff(self.of.times, axis=1) / whole[:, None]
-        least = np.full((len(rows), self.length), np.inf)
-        pace = np.zeros(len(rows))
-        for s in range(row.shape[1]):
-            there = s < depth
-            least[there] = np.minimum(least[there], part[row[there, s]])
-            pace[there] += 1 / whole[row[there, s]]
+        least = part[row[:, 0]]
+        pace = 1 / whole[row[:, 0]]
+        for s in range(1, int(depth.max(initial=0))):
+            n = int((depth > s).sum())
+            pace[:n] += 1 / whole[row[:n, s]]
+            other = np.nonzero(row[:n, s] != row[:n, s - 1])[0]
+            least[other] = np.minimum(least[other], part[row[other, s]])
         possible = np.maximum(least.sum(axis=1) / pace, self._least_of_ends(rows))
         return np.asarray(possible * (1 - ROUNDING), float)
 
@@ -130,18 +141,18 @@ class _Walk:
         bounds = np.zeros((len(rows), size + 1), np.int64)
         slowest, above = np.zeros(len(rows)), np.full(len(rows), np.inf)
         lost, stuck = np.zeros(len(rows), bool), np.zeros(len(rows), bool)
-        for s in range(size):
-            there = s < depth
-            stop, took, next_s = self._furthest(rows, s, at, bound_s)
-            empty = there & (stop <= at)
-            if empty.any():
-                earlier_s = self.least_s[self.of.reach[rows, s], at] if s else np.full(len(rows), np.inf)
-                stuck |= empty & ~lost & (earlier_s <= bound_s * (1 + ROUNDING))
-                above = np.where(empty, np.minimum(above, earlier_s), above)
-                lost |= empty
-            at = np.where(there, np.maximum(stop, at), at)
-            slowest = np.where(there, np.maximum(slowest, took), slowest)
-            above = np.where(there, np.minimum(above, next_s), above)
+        for s in range(int(depth.max(initial=0))):
+            n = int((depth > s).sum())
+            stop, took, next_s = self._furthest(rows[:n], s, at[:n], bound_s[:n])
+            empty = np.nonzero(stop <= at[:n])[0]
+            if len(empty):
+                earlier_s = self.least_s[self.of.reach[rows[empty], s], at[empty]] if s else np.inf
+                stuck[empty] |= ~lost[empty] & (earlier_s <= bound_s[empty] * (1 + ROUNDING))
+                above[empty] = np.minimum(above[empty], earlier_s)
+                lost[empty] = True
+            at[:n] = np.maximum(stop, at[:n])
+            slowest[:n] = np.maximum(slowest[:n], took)
+            above[:n] = np.minimum(above[:n], next_s)
             bounds[:, s + 1] = at
         failed = lost | (at < self.length)
         bounds[:, 1:] = np.where(np.arange(size) >= depth[:, None] - 1, self.length, bounds[:, 1:])
