@@ -87,11 +87,9 @@ class Completion:
 
     def columns(self, templates: Templates) -> Columns | None:
         """Those templates that fit, with their cuts and times, order kept; None where none was measured."""
-        templates = self._measured(templates)
+        templates, row = self._measured(templates)
         if not len(templates):
             return None
-        share = _shares(templates)
-        row = self.rows.of(templates.pool, templates.tp, share, templates.width, templates.tile)
         counts = self.counts(templates)
         held = self._held(templates.depth, counts, row.shape[1])
         reach, stops, stops_again = self._reaches(np.maximum(row, 0), held)
@@ -122,11 +120,12 @@ class Completion:
         samples = templates.copies * templates.micro_batch
         return np.asarray(-(-self.request.global_batch // samples), np.int64)
 
-    def _measured(self, templates: Templates) -> Templates:
-        if not len(templates):
-            return templates
-        row = self.rows.of(templates.pool, templates.tp, _shares(templates), templates.width, templates.tile)
-        return templates.take(((row >= 0) == (templates.width > 0)).all(axis=1))
+    def _measured(self, templates: Templates) -> tuple[Templates, Ints]:
+        """Those whose shares were measured, and the row of each stage."""
+        t = templates
+        row = self.rows.of(t.pool, t.tp, _shares(t), t.width, t.tile)
+        good = ((row >= 0) == (t.width > 0)).all(axis=1)
+        return t.take(good), row[good]
 
     def _held(self, depth: Ints, counts: Ints, size: int) -> Ints:
         """``[K, S]``: micro-batches in flight; 1 where no stage is."""
