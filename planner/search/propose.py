@@ -5,7 +5,8 @@ the runs in any order; for every number of copies and every micro-batch.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
+from functools import lru_cache
 from itertools import pairwise, permutations
 from typing import Any, Protocol
 
@@ -18,14 +19,15 @@ from .score import values_of
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
+Bools = NDArray[np.bool_]
 
 MOST_COMBINATIONS = 8_000
-"""Combinations of runs ranked at once for a number of copies and a micro-batch: some 0.5 ms of one core."""
+"""Combinations of runs ranked at once for a number of copies and a micro-batch: some 0.2 ms of one core."""
 
 MOST_TEMPLATES = 2400
 """Templates of a whole enumeration: completed in some 0.1 s of one core at 128 devices."""
 
-FIRST_BATCHES = (60, 600)
+FIRST_BATCH, SECOND_BATCH = 60, 600
 """Templates of its first batch, and of the first two."""
 
 KEPT_EACH = 24
@@ -45,50 +47,50 @@ class Source(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class _Runs:
-    """Ways to use one pool in each of some copies: runs of alike stages; the first way is not at all."""
-
-    tp: Ints
-    width: Ints
-    tile: Ints
-    depth: Ints
-    speed: Floats
-    """Micro-batches a second of the whole model if blocks were sand."""
-    room: Floats
-    """Part of the whole model that fits into the run."""
-    price: Floats
-    """Of its devices for an hour."""
-
-
 class Enumeration:
     """One template with widths, replicated."""
 
     name = "enumeration"
 
     def batches(self, completion: Completion, seed: int) -> Iterator[Templates]:
-        """The best few by the closed form, then the others; without chance."""
-        found = self.templates(completion, MOST_TEMPLATES)
-        for start, stop in pairwise((0, *FIRST_BATCHES, len(found))):
-            if start < min(stop, len(found)):
-                yield found.take(np.arange(start, min(stop, len(found))))
+        """A few from powers of two of copies and micro-batches first, then of all; without chance."""
+        pairs = _pairs(completion)
+        few = [pair for pair in pairs if all(n & (n - 1) == 0 for n in pair)]
+        first = self._best(completion, few, FIRST_BATCH)
+        if len(first):
+            yield first
+        whole = self._best(completion, pairs, MOST_TEMPLATES)
+        both = Templates.joined([first, whole]).distinct()
+        for start, stop in pairwise((len(first), SECOND_BATCH, max(SECOND_BATCH, len(both)))):
+            if start < min(stop, len(both)):
+                yield both.take(np.arange(start, min(stop, len(both))))
 
     def templates(self, completion: Completion, most: int) -> Templates:
         """The best by a closed form that deals blocks like sand, over all copies and micro-batches."""
-        found: list[tuple[Floats, Ints]] = []
-        for copies in _copy_counts(completion):
-            for size in _sizes(completion, copies):
-                found.append(_ranked(completion, copies, size))
+        return self._best(completion, _pairs(completion), most)
+
+    def _best(self, completion: Completion, pairs: Sequence[tuple[int, int]], most: int) -> Templates:
+        """At most so many with these copies and micro-batches, in every order of pools, best first."""
+        pools = range(len(completion.supply.pools))
+        if not pools:
+            return Templates.of([])
+        each = max(3, int(MOST_COMBINATIONS ** (1 / len(pools))))
+        runs = [_Runs.of(completion, p, pairs, each) for p in pools]
+        found = [_ranked(completion, [r.take(i) for r in runs], *pair) for i, pair in enumerate(pairs)]
         seconds = np.concatenate([s for s, _ in found] or [np.empty(0)])
         if not len(seconds):
             return Templates.of([])
-        rows = np.concatenate([r for _, r in found])
-        kept = rows[np.argsort(seconds, kind="stable")]
-        orders = _orders(len(completion.supply.pools))
-        kept = kept[: max(1, most // len(orders))]
-        parts = Templates.joined([_templates(kept, order) for order in orders])
+        orders = _orders(len(pools))
+        kept = np.argsort(seconds, kind="stable")[: max(1, most // len(orders))]
+        rows = np.concatenate([r for _, r in found])[kept]
+        parts = Templates.joined([_templates(rows, order) for order in orders])
         best_first = np.arange(len(parts)).reshape(len(orders), -1).T.ravel()
         return parts.take(best_first).distinct()
+
+
+def _pairs(completion: Completion) -> list[tuple[int, int]]:
+    """Copies with micro-batches."""
+    return [(copies, size) for copies in _copy_counts(completion) for size in _sizes(completion, copies)]
 
 
 def _orders(pools: int) -> list[tuple[int, ...]]:
@@ -113,24 +115,84 @@ def _sizes(completion: Completion, copies: int) -> list[int]:
     return [n for n in sorted({k << i for k in (1, 3) for i in range(12)}) if n <= most]
 
 
-def _ranked(completion: Completion, copies: int, size: int) -> tuple[Floats, Ints]:
+@dataclass(frozen=True, slots=True)
+class _Runs:
+    """Ways to use one pool in each of some copies: runs of alike stages; the first way is not at all."""
+
+    tp: Ints
+    width: Ints
+    tile: Ints
+    depth: Ints
+    speed: Floats
+    """Micro-batches a second of the whole model if blocks were sand."""
+    room: Floats
+    """Part of the whole model that fits into the run."""
+    price: Floats
+    """Of its devices for an hour."""
+    sync: Floats
+    """Seconds of the reduction of one of its stages, its NIC to itself, for each micro-batch a second that
+    the whole pipeline makes less."""
+    starts: Ints
+    """Of each pair of copies and micro-batch, its first way; and the end."""
+
+    @classmethod
+    def of(cls, completion: Completion, pool: int, pairs: Sequence[tuple[int, int]], most: int) -> "_Runs":
+        """For each pair not at all, and the ``most - 1`` fastest ways, of every TP degree some."""
+        ways = [_ways(completion, pool, *pair) for pair in pairs]
+        pair = np.repeat(np.arange(len(pairs)), [len(w) for w in ways])
+        tp, width, tile, depth = np.concatenate([np.reshape(w, (-1, 4)) for w in ways]).T
+        copies, size = (np.array([p[i] for p in pairs], np.int64)[pair] for i in (0, 1))
+        share = -(-size // np.maximum(width, 1))
+        row = completion.rows.of(np.full_like(tp, pool), tp, share, width, tile)
+        whole, room = _whole(completion, row)
+        speed = np.where(row >= 0, depth / whole, 0.0)
+        room = np.where(row >= 0, depth * room, 0.0)
+        kept = _fastest(pair, tp, np.where(room > 0, speed, 0.0), depth == 0, most)
+        price = np.asarray(completion.supply.pools[pool].price_per_hour * tp * width * depth, float)
+        sync = _sync(completion, pool, copies, tp, width, depth, speed)
+        starts = np.searchsorted(pair[kept], np.arange(len(pairs) + 1))
+        return cls(tp, width, tile, depth, speed, room, price, sync, starts)._take(kept)
+
+    def take(self, pair: int) -> "_Runs":
+        """The ways of one pair."""
+        return self._take(slice(self.starts[pair], self.starts[pair + 1]))
+
+    def _take(self, index: Ints | slice) -> "_Runs":
+        parts = {f.name: getattr(self, f.name)[index] for f in fields(self) if f.name != "starts"}
+        return replace(self, **parts)
+
+
+def _fastest(pair: Ints, tp: Ints, speed: Floats, none: Bools, most: int) -> Ints:
+    """Of each pair the way that uses nothing, then up to ``most - 1`` others: two of each TP degree first."""
+    by_degree = np.lexsort((-speed, tp, pair))
+    place = _place_in_group(pair[by_degree] * 512 + tp[by_degree])
+    second = np.empty_like(place)
+    second[by_degree] = place
+    order = np.lexsort((-speed, second >= 2, ~none, pair))
+    order = order[none[order] | (speed[order] > 0)]
+    return order[_place_in_group(pair[order]) < most]
+
+
+def _place_in_group(group: Ints) -> Ints:
+    """Of each element, how many before it are of its group; groups are together."""
+    start = np.searchsorted(group, group, side="left") if len(group) else group
+    return np.arange(len(group)) - start
+
+
+def _ranked(completion: Completion, runs: Sequence[_Runs], copies: int, size: int) -> tuple[Floats, Ints]:
     """Seconds, and ``[K, pools × 4 + 2]``: TP, width, tile, depth by pool, then copies, micro-batch."""
-    pools = completion.supply.pools
-    each = max(3, int(MOST_COMBINATIONS ** (1 / len(pools))))
-    runs = [_runs_of(completion, p, copies, size, each) for p in range(len(pools))]
     speed = _outer(np.add, [r.speed for r in runs])
     depth = _outer(np.add, [r.depth for r in runs])
-    room = _outer(np.add, [r.room for r in runs])
     length = completion.rows.num_blocks
-    good = (speed > 0) & (depth <= length) & (room >= 1)
+    good = (speed > 0) & (depth <= length) & (_outer(np.add, [r.room for r in runs]) >= 1)
     if not good.any():
-        return np.empty(0), np.empty((0, 4 * len(pools) + 2), np.int64)
-    with np.errstate(divide="ignore"):
-        pace = np.where(good, (1 + GRANULARITY * depth / length) / speed, np.inf)
+        return np.empty(0), np.empty((0, 4 * len(runs) + 2), np.int64)
     count = -(-completion.request.global_batch // (copies * size))
-    seconds = np.maximum(1, count - 1 + depth) * pace + _sync(completion, runs, speed, copies, good)
-    hourly = copies * _outer(np.add, [r.price for r in runs])
-    flat = values_of(seconds, hourly, completion.request).ravel()
+    work = np.maximum(1, count - 1 + depth) * (1 + GRANULARITY * depth / length)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        seconds = np.where(good, (work + _outer(np.maximum, [r.sync for r in runs])) / speed, np.inf)
+    hourly = copies * _outer(np.add, [r.price for r in runs]) if completion.request.counts_money else seconds
+    flat = values_of(seconds.ravel(), hourly.ravel(), completion.request)
     best = np.argpartition(flat, min(KEPT_EACH, len(flat) - 1))[:KEPT_EACH]
     best = best[np.isfinite(flat[best])]
     index = np.unravel_index(best, seconds.shape)
@@ -143,64 +205,48 @@ def _ranked(completion: Completion, copies: int, size: int) -> tuple[Floats, Int
 
 
 def _sync(
-    completion: Completion, runs: Sequence[_Runs], speed: Floats, copies: int, good: NDArray[np.bool_]
+    completion: Completion, pool: int, copies: Ints, tp: Ints, width: Ints, depth: Ints, speed: Floats
 ) -> Floats:
-    """The reduction of the heaviest stage, its NIC to itself."""
+    """Of one stage, its NIC to itself; its part of the blocks is its part of the speed."""
     request = completion.request
     gradients = (
         request.tables.parameters(0, completion.rows.num_blocks) * request.model.bytes_per_parameter.gradient
     )
-    rows = []
-    for p, r in enumerate(runs):
-        members = np.maximum(1, copies * r.width)
-        inside = members * r.tp <= completion.supply.pools[p].node_size
-        each = completion.network.rings(np.full_like(members, p), members, inside, r.tp)
-        part = np.where(r.depth > 0, r.speed / np.maximum(1, r.depth), 0.0)
-        rows.append(np.where(r.depth > 0, each * gradients * part / r.tp, 0.0))
-    with np.errstate(divide="ignore", invalid="ignore"):
-        return np.where(good, _outer(np.maximum, rows) / speed, np.inf)
+    members = np.maximum(1, copies * width)
+    inside = members * tp <= completion.supply.pools[pool].node_size
+    each = completion.network.rings(np.full_like(members, pool), members, inside, tp)
+    found: Floats = np.where(depth > 0, each * gradients * speed / np.maximum(1, depth) / tp, 0.0)
+    return found
 
 
-def _runs_of(completion: Completion, pool: int, copies: int, size: int, most: int) -> _Runs:
-    """Not at all, and the ``most - 1`` fastest, of every TP degree some."""
-    ways = list(_ways(completion, pool, copies, size))
-    tp, width, tile, depth = (np.array([1, *(way[i] for way in ways)], np.int64) for i in range(4))
-    depth[0] = width[0] = 0
-    share = -(-size // np.maximum(width, 1))
-    row = completion.rows.of(np.full_like(tp, pool), tp, share, width, tile)
-    whole, room = _whole(completion, row)
-    speed = np.where(row >= 0, depth / whole, 0.0)
-    room = np.where(row >= 0, depth * room, 0.0)
-    good = np.nonzero((speed > 0) & (room > 0))[0]
-    by_speed = good[np.argsort(-speed[good], kind="stable")]
-    some = [by_speed[tp[by_speed] == t][:2] for t in np.unique(tp[by_speed])]
-    kept = list(dict.fromkeys([*(int(i) for part in some for i in part), *(int(i) for i in by_speed)]))
-    index = np.array([0, *kept[: most - 1]], np.int64)
-    price = np.asarray(completion.supply.pools[pool].price_per_hour * tp * width * depth, float)
-    return _Runs(tp[index], width[index], tile[index], depth[index], speed[index], room[index], price[index])
-
-
-def _ways(completion: Completion, pool: int, copies: int, size: int) -> Iterator[tuple[int, int, int, int]]:
-    """(TP degree, width, tile, depth): every share once, at its least width, as deep as devices go."""
+def _ways(completion: Completion, pool: int, copies: int, size: int) -> list[tuple[int, int, int, int]]:
+    """(TP degree, width, tile, depth): not at all, and every share once, at its least width, some depths."""
     supply = completion.supply.pools[pool]
-    for tp in supply.degrees:
-        places = supply.groups(tp) // copies
-        widths = dict.fromkeys(-(-size // -(-size // w)) for w in range(1, min(places, size) + 1))
-        for width in widths:
-            deepest = min(places // width, completion.rows.num_blocks)
-            for depth in dict.fromkeys((deepest, deepest // 2, deepest // 4)):
-                if depth:
-                    for tile in _tiles(completion, pool, tp * width):
-                        yield tp, width, tile, depth
-
-
-def _tiles(completion: Completion, pool: int, devices: int) -> list[int]:
-    """Devices that hold the experts once: one, those of a node, twice and four times those, or all."""
+    places = tuple((tp, supply.groups(tp) // copies) for tp in supply.degrees)
     experts = max(block.experts for block in completion.request.model.blocks)
+    return _ways_in(places, size, completion.rows.num_blocks, experts, supply.node_size)
+
+
+@lru_cache(maxsize=4096)
+def _ways_in(
+    places: tuple[tuple[int, int], ...], size: int, num_blocks: int, experts: int, node_size: int
+) -> list[tuple[int, int, int, int]]:
+    """As ``_ways``, with so many places for groups of each TP degree."""
+    found = [(1, 0, 1, 0)]
+    for tp, number in places:
+        for width in dict.fromkeys(-(-size // -(-size // w)) for w in range(1, min(number, size) + 1)):
+            deepest = min(number // width, num_blocks)
+            tiles = _tiles(experts, node_size, tp * width)
+            for depth in dict.fromkeys((deepest, deepest // 2, deepest // 4)):
+                found += [(tp, width, tile, depth) for tile in tiles if depth]
+    return found
+
+
+def _tiles(experts: int, node_size: int, devices: int) -> list[int]:
+    """Devices that hold the experts once: one, those of a node, twice and four times those, or all."""
     if not experts:
         return [1]
-    node = completion.supply.pools[pool].node_size
-    wanted = (1, 2, node, 2 * node, 4 * node, devices)
+    wanted = (1, 2, node_size, 2 * node_size, 4 * node_size, devices)
     return [t for t in dict.fromkeys(wanted) if t <= min(devices, 4 * experts) and devices % t == 0]
 
 
