@@ -67,6 +67,7 @@ class Request:
 
     def __post_init__(self) -> None:
         _check_arguments(self)
+        _check_running(self)
         problems = list(_mismatches(self))
         if problems:
             raise InvalidFileError(f"the profile of {self.profile.model}", problems)
@@ -118,6 +119,24 @@ def _check_arguments(request: Request) -> None:
         raise UsageError(
             f"schedules {', '.join(unknown) or '(none)'} cannot be planned in this version; "
             f"choose from {', '.join(PRICEABLE)}"
+        )
+
+
+def _check_running(request: Request) -> None:
+    """The running plan trains the same model, in steps of as many samples."""
+    running = request.running
+    if running is None:
+        return
+    asked = request.model.name, len(request.model.blocks)
+    if (running.model, running.num_blocks) != asked:
+        raise UsageError(
+            f"the running plan is one of {running.model} with {running.num_blocks} blocks, asked is a plan "
+            f"of {asked[0]} with {asked[1]}; leave the running plan out, or ask for its model"
+        )
+    if running.global_batch != request.global_batch:
+        raise UsageError(
+            f"the running plan has a global batch of {running.global_batch}, asked is one of "
+            f"{request.global_batch}; no plan changes it: leave the running plan out, or ask for its batch"
         )
 
 

@@ -3,6 +3,7 @@
 import re
 from dataclasses import replace
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -13,6 +14,7 @@ from arachne_runtime.units import GIB
 from planner.cost import Estimate, price
 from planner.explain import (
     BindingKind,
+    change_of,
     figures_of,
     idle_devices,
     losses_of,
@@ -164,3 +166,34 @@ def test_a_large_cluster_grows_by_a_node_with_the_links_of_its_like():
     larger, added = enlarged(cluster, "A100-40")
     assert (added, larger.nodes[-1].name) == (4, "a-more")
     assert larger.link("a-more", "a-1").inter_GBps == 3.0
+
+
+def test_when_a_change_has_paid():
+    request = request_of(("a", "A100-40", 2, None, None), ("b", "A100-40", 2, None, None))
+    small = find_plan(request_of(("a", "A100-40", 2, None, None)), evaluations=30, peers=())
+    asked = replace(request, running=small.plan)
+    found = find_plan(asked, evaluations=30, peers=())
+    change = change_of(found, asked)
+    assert change.running_s == small.estimate.iteration_s
+    steps = change.pays_after_s / change.running_s  # as many as the new plan does in what is left of the time
+    assert steps == pytest.approx(
+        (change.pays_after_s - change.standstill_s) / found.estimate.iteration_s, rel=1e-9
+    )
+    assert str(change).startswith("change of the running plan: training stands still for 20")
+    soon = replace(asked, change_every_s=21.0)
+    kept = change_of(find_plan(soon, evaluations=30, peers=()), soon)
+    assert str(kept) == "the running plan is kept: no change pays within 21 s"
+    assert change_of(found, request) is None
+
+
+def test_a_running_plan_that_cannot_go_on_says_why():
+    nodes = ("a", "A100-40", 2, None, None), ("b", "A100-40", 2, None, None)
+    running = find_plan(request_of(*nodes), evaluations=30, peers=()).plan
+    asked = replace(request_of(nodes[0]), running=running)
+    change = change_of(find_plan(asked, evaluations=30, peers=()), asked)
+    assert str(change).endswith("; the running plan cannot go on: b:0 and 1 more are not in the cluster")
+    entry = NodeEntry(name="b", device="A100-40", gpus=2, memory_GiB=6.0)
+    roomless = msgspec.structs.replace(asked.cluster, node=(*asked.cluster.node, entry))
+    asked = replace(asked, cluster=roomless)
+    change = change_of(find_plan(asked, evaluations=30, peers=()), asked)
+    assert "; the running plan cannot go on: device b:" in str(change)

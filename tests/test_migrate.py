@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from arachne_runtime.plan.cluster import Cluster, Network, NetworkPair, NodeEntry, node_of
-from arachne_runtime.plan.plan import Pipeline, Plan, Replica, Stage
+from arachne_runtime.plan.plan import Pipeline, Plan, Predicted, Replica, Stage
 from arachne_runtime.plan.rules import check_plan
 from planner import catalog
 from planner.cost import Estimate, price
@@ -115,18 +115,18 @@ def test_what_moves_is_what_is_on_no_device_of_the_node():
     old = chain(((0, 13), ("a-2:0", "a-2:1")), ((13, 26), ("a-0:0",)))
     new = chain(((0, 20), ("a-2:0", "a-2:1")), ((20, 26), ("a-1:0",)))
     held = {}
-    for device, roles in roles_of(old).items():
+    for device, roles in roles_of(old.pipelines).items():
         parts = {(block, r.shard, r.of) for r in roles for block in range(r.start, r.stop)}
         held.setdefault(node_of(device), set()).update(parts)
     entering = {}
     change = migration(old, A)
-    for device, roles in roles_of(new).items():
+    for device, roles in roles_of(new.pipelines).items():
         for role in roles:
             for block in range(role.start, role.stop):
                 node = node_of(device)
                 if (block, role.shard, role.of) not in held.get(node, ()):
                     entering[node] = entering.get(node, 0.0) + change.state_bytes[block] / role.of
-    found = dict(zip(change.node_number, change.entering(roles_of(new)).tolist(), strict=True))
+    found = dict(zip(change.node_number, change.entering(roles_of(new.pipelines)).tolist(), strict=True))
     assert {node: round(size) for node, size in found.items() if size} == {
         node: round(size) for node, size in entering.items()
     }
@@ -143,8 +143,21 @@ def test_the_search_changes_to_devices_that_hold_the_blocks():
     scratch = find_plan(request, evaluations=40, peers=())
     assert found.estimate.iteration_s == scratch.estimate.iteration_s
     assert found.change_s <= change_seconds(old, scratch.plan, again)
-    ours, theirs = (migration(old, again).entering(roles_of(p)).sum() for p in (found.plan, scratch.plan))
+    ours, theirs = (
+        migration(old, again).entering(roles_of(p.pipelines)).sum() for p in (found.plan, scratch.plan)
+    )
     assert ours == pytest.approx(theirs / 2, rel=0.1)  # the two new devices' stages alone
+
+
+def test_a_running_plan_may_come_from_a_file():
+    """It says what is predicted of each device: such a plan has no hash, and the search failed."""
+    request = request_of(("a", "A100-40", 2, 1), batch=8)
+    plan = find_plan(request, evaluations=20, peers=()).plan
+    predicted = Predicted(iteration_s=1.0, samples_per_s=1.0, peak_bytes={"a:0": 1.0})
+    running = msgspec.structs.replace(plan, predicted=predicted)
+    found = find_plan(replace(request, running=running), evaluations=20, peers=())
+    assert found.is_running
+    assert found.plan == plan
 
 
 def test_a_large_plan_is_realigned_in_time():

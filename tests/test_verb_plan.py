@@ -395,3 +395,37 @@ def test_compare_refuses_two_batches(folder):
     done = arachne(folder, "compare", "4.json", "8.json", *files)
     assert done.returncode == ExitCode.USAGE
     assert "global batches 4, 8" in done.stderr
+
+
+# --- a plan is running
+
+
+def test_a_running_plan_is_kept_changed_or_left(folder):
+    write(planned(12), folder / "plan.json")
+    shortly = ("--time-budget", "1")
+    kept = plan_it(folder, "plan.json", *shortly)
+    assert kept.returncode == 0, kept.stderr
+    assert "  the running plan is kept: no change pays within 1 h\n" in kept.stdout
+
+    (folder / "one.toml").write_text(CLUSTER.format(memory=2).replace("gpus = 2", "gpus = 1"))
+    left = plan_it(folder, "plan.json", "--cluster", "one.toml", "--out", "small.json", *shortly)
+    assert left.returncode == 0, left.stderr
+    assert "  change of the running plan: training stands still for 20" in left.stdout
+    assert "; the running plan cannot go on: quick:1 and 1 more are not in the cluster\n" in left.stdout
+
+    change = json.loads(plan_it(folder, "small.json", "--json", *shortly).stdout)["change"]
+    assert (change["is_kept"], change["reason"]) == (False, "")
+    assert change["standstill_s"] == pytest.approx(20, abs=0.1)
+    assert change["standstill_s"] < change["pays_after_s"] < change["horizon_s"]
+
+
+def test_a_running_plan_of_another_batch_or_model_is_refused(folder):
+    plan = planned(4)
+    write(plan, folder / "plan.json")
+    done = plan_it(folder, "plan.json")
+    assert done.returncode == ExitCode.USAGE
+    assert "the running plan has a global batch of 4, asked is one of 12; no plan changes it" in done.stderr
+    write(msgspec.structs.replace(plan, model="another"), folder / "plan.json")
+    done = plan_it(folder, "plan.json", "--global-batch", "4")
+    assert done.returncode == ExitCode.USAGE
+    assert "the running plan is one of another with 5 blocks, asked is a plan of small with 5" in done.stderr

@@ -14,7 +14,7 @@ from arachne_runtime.plan.text import describe
 from arachne_runtime.units import Seconds, format_seconds
 from planner import Found
 from planner.cost import Estimate
-from planner.explain import Gain, Idle, Losses, idle_devices, losses_of
+from planner.explain import Gain, Idle, Losses, PlanChange, change_of, idle_devices, losses_of
 from planner.request import Request
 from planner.search import Missing, what_is_missing
 
@@ -56,6 +56,8 @@ class FoundAnswer(Answer, frozen=True, kw_only=True):
     runners_up: tuple[OtherAnswer, ...]
     idle: tuple[Idle, ...]
     one_more: tuple[Gain, ...]
+    change: PlanChange | None
+    """From the running plan; None where none was given."""
 
 
 def found_answer(
@@ -76,6 +78,7 @@ def found_answer(
         runners_up=tuple(_runners_up(found, price.losses, request)),
         idle=idle_devices(found.plan, found.estimate, others, request),
         one_more=gains,
+        change=change_of(found, request),
     )
 
 
@@ -148,6 +151,8 @@ def nothing_answer(error: NoFeasiblePlanError, request: Request) -> NothingAnswe
 def found_text(answer: FoundAnswer, plan: Plan, cluster: Cluster) -> str:
     """For a person."""
     lines = [describe(plan, cluster), "", *price_lines(answer.price)]
+    if answer.change is not None:
+        lines.append(f"  {answer.change}")
     lines += [f"  idle: {idle}" for idle in answer.idle]
     search = answer.search
     lines.append(

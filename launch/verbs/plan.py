@@ -12,8 +12,9 @@ import typer
 from arachne_runtime import __version__
 from arachne_runtime.errors import NoFeasiblePlanError, UsageError
 from arachne_runtime.plan.cluster import Cluster
-from arachne_runtime.plan.files import read_cluster, write
+from arachne_runtime.plan.files import read_cluster, read_plan, write
 from arachne_runtime.plan.model import ModelSpec
+from arachne_runtime.plan.plan import Plan
 from arachne_runtime.plan.profile import Profile
 from arachne_runtime.units import Seconds, format_seconds
 
@@ -39,6 +40,12 @@ def command(
         str, typer.Option(help="A name of the catalog, a folder of `arachne profile`, or a config.json.")
     ],
     global_batch: Annotated[int, typer.Option(help="Samples of a training step; no plan changes it.")],
+    running: Annotated[
+        Path | None,
+        typer.Argument(
+            help="The plan now running (plan.json): it is kept where no change pays within an hour."
+        ),
+    ] = None,
     profile: Annotated[
         str | None,
         typer.Option(help="Measurements that do not lie beside the model.", hidden=True),
@@ -57,7 +64,8 @@ def command(
 ) -> int | None:
     """Find the best plan for a model on a cluster.
 
-    Says what limits it and what came next; exit code 4 where no plan fits.
+    Says what limits it and what came next, and when a change of the running plan pays; exit code 4 where no
+    plan fits.
     """
     from planner import find_plan, signed
 
@@ -72,7 +80,9 @@ def command(
     _check_sequence(spec, sequence)
     if not 0 < time_budget < inf:
         raise UsageError(f"--time-budget {time_budget:g} is not a number of seconds above 0")
-    request = _request(places, spec, profile_from(profile, model, spec, places), global_batch, goal)
+    now = read_plan(running) if running is not None else None
+    measured = profile_from(profile, model, spec, places)
+    request = _request(places, spec, measured, global_batch, goal, now)
     with _progress_bar() as on_progress:
         try:
             found = find_plan(request, time_budget_s=time_budget, on_progress=on_progress)
@@ -91,7 +101,12 @@ def command(
 
 
 def _request(
-    cluster: Cluster, model: ModelSpec, profile: Profile, global_batch: int, goal: Goal
+    cluster: Cluster,
+    model: ModelSpec,
+    profile: Profile,
+    global_batch: int,
+    goal: Goal,
+    running: Plan | None,
 ) -> "Request":
     from planner import Request
 
@@ -104,6 +119,7 @@ def _request(
         max_price_per_hour=goal.max_price_per_hour,
         deadline_s=goal.deadline_s,
         deadline_samples=goal.deadline_samples,
+        running=running,
     )
 
 

@@ -2,6 +2,7 @@
 
 from .assume import with_network
 from .binding import Binding, BindingKind, what_binds
+from .change import PlanChange, change_of
 from .idle import Idle, idle_devices
 from .losses import Loss, Losses, LossKind, losses_of, share_of_ideal
 from .one_more import Gain, one_more
@@ -17,7 +18,9 @@ __all__ = [
     "Loss",
     "LossKind",
     "Losses",
+    "PlanChange",
     "Repair",
+    "change_of",
     "figures_of",
     "idle_devices",
     "losses_of",

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from arachne_runtime.plan.cluster import node_of
-from arachne_runtime.plan.plan import Plan
+from arachne_runtime.plan.plan import Pipeline, Plan
 from arachne_runtime.units import GB, Seconds
 
 from ..request import Request
@@ -66,7 +66,7 @@ def change_seconds(old: Plan, new: Plan, request: Request) -> Seconds:
 class Migration:
     """Changes from one plan, to any other on the cluster of a request."""
 
-    def __init__(self, old: Plan, request: Request) -> None:
+    def __init__(self, old: tuple[Pipeline, ...], request: Request) -> None:
         self.request = request
         self.roles = roles_of(old)
         self.node_number = {node.name: n for n, node in enumerate(request.cluster.nodes)}
@@ -80,7 +80,7 @@ class Migration:
 
     def seconds(self, new: Plan) -> Seconds:
         """The standstill of a change to ``new``."""
-        slowest = float((self.entering(roles_of(new)) / self._bandwidth).max())
+        slowest = float((self.entering(roles_of(new.pipelines)) / self._bandwidth).max())
         return self.request.migration_pause_s + slowest
 
     def entering(self, roles: Roles) -> Floats:
@@ -107,22 +107,27 @@ class Migration:
         return self._missing[key]
 
 
-@lru_cache(maxsize=4)
 def migration(old: Plan, request: Request) -> Migration:
-    """Changes from ``old``, whose tables a search asks for again and again."""
+    """Changes from ``old``."""
+    return _migration(old.pipelines, request)
+
+
+@lru_cache(maxsize=4)
+def _migration(old: tuple[Pipeline, ...], request: Request) -> Migration:
+    """Its tables are asked for again and again in a search."""
     return Migration(old, request)
 
 
-def roles_of(plan: Plan) -> Roles:
-    """What every device of a plan holds, in the order of the plan."""
+def roles_of(pipelines: tuple[Pipeline, ...]) -> Roles:
+    """What every device holds, in the order of the plan."""
     found: dict[str, tuple[Role, ...]] = {}
-    for device, role in _each_role(plan):
+    for device, role in _each_role(pipelines):
         found[device] = (*found.get(device, ()), role)
     return found
 
 
-def _each_role(plan: Plan) -> Iterator[tuple[str, Role]]:
-    for pipeline in plan.pipelines:
+def _each_role(pipelines: tuple[Pipeline, ...]) -> Iterator[tuple[str, Role]]:
+    for pipeline in pipelines:
         for stage in pipeline.stages:
             for replica in stage.replicas:
                 for shard, device in enumerate(replica.devices):

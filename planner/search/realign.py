@@ -23,7 +23,7 @@ Floats = NDArray[np.float64]
 
 def realigned(plan: Plan, old: Plan, request: Request) -> Plan:
     """The plan on other devices of the same kind, where a change from ``old`` moves less; else itself."""
-    change, roles = migration(old, request), roles_of(plan)
+    change, roles = migration(old, request), roles_of(plan.pipelines)
     work: dict[str, dict[str, tuple[Role, ...]]] = {}
     for device, held in roles.items():
         work.setdefault(node_of(device), {})[device] = held
@@ -31,7 +31,7 @@ def realigned(plan: Plan, old: Plan, request: Request) -> Plan:
     for of, node in _matched_nodes(work, change):
         names |= _matched_devices(work[of], node, change)
     moved = _renamed(plan, names)
-    return moved if _cost(roles_of(moved), change) < _cost(roles, change) else plan
+    return moved if _cost(roles_of(moved.pipelines), change) < _cost(roles, change) else plan
 
 
 def _cost(roles: Roles, change: Migration) -> tuple[float, float, float]:

@@ -1,4 +1,4 @@
-"""Tilings of experts only where there are experts: cuts move, and a stage may be left without any."""
+"""Plans as a search compares them: no tiling where a cut left no experts, nothing that others predicted."""
 
 from msgspec.structs import replace
 
@@ -9,8 +9,10 @@ from ..request import Request
 
 
 def tidy(plan: Plan, request: Request) -> Plan:
-    """The plan as the rules want it; itself where nothing is to be changed."""
+    """The plan as the rules want it, with its layout alone; itself where nothing is to be changed."""
     blocks = request.model.blocks
+    if plan.predicted is not None or plan.made_by is not None:
+        plan = replace(plan, predicted=None, made_by=None)
     if not any(_idle_tiling(stage, blocks) for p in plan.pipelines for stage in p.stages):
         return plan
     return replace(plan, pipelines=tuple(_tidied(p, blocks) for p in plan.pipelines))
