@@ -1,0 +1,81 @@
+"""Who takes part in a contest: the policy, its rivals, and what is left of it without one of its parts."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from bench.learned_records import ENUMERATION, LEARNED, RANDOM, SHIPPED, UNIFORM
+from planner.policy import Learned, Policy, UniformRandom
+from planner.search import Enumeration, Source, Step
+
+IMITATED, IMPROVED, PLAIN = "imitation only", "with policy gradient", "without FiLM"
+UNMASKED = "without masks"
+UNPACKED, UNREFINED = "without pack", "without refine"
+VARIANTS = (IMITATED, IMPROVED, PLAIN, UNMASKED, UNPACKED, UNREFINED)
+
+WEIGHTS = Path(__file__).parent / "data" / "learned"
+"""Weights of variants, trained with the shipped ones' recipe on their labels (`bench.learned_variants`)."""
+
+FILES = {IMITATED: "imitation.npz", IMPROVED: "policy-gradient.npz", PLAIN: "without-film.npz"}
+
+MANY_BATCHES = 64
+"""Of samples: enough for a thousand shapes wherever there are as many."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Contestant:
+    """One way to search."""
+
+    name: str
+    sources: tuple[Source, ...] | None
+    """Where templates come from; None: what the search takes when nothing is said; empty: uniform plans."""
+    counted: Source | None = None
+    """Its proposals without end, where evaluations are counted."""
+    fine: bool = False
+    """Whether it is looked at often."""
+    drawn: bool = True
+    """Whether it depends on the seed."""
+    steps: tuple[Step, ...] = tuple(Step)
+
+    @property
+    def packed(self) -> bool:
+        """Whether unlike pipelines are mixed."""
+        return Step.PACK in self.steps
+
+
+def contestants() -> list[Contestant]:
+    """The policy and its rivals."""
+    return [
+        _learned(LEARNED, Policy.load()),
+        Contestant(name=RANDOM, sources=(UniformRandom(),), counted=UniformRandom(num_batches=MANY_BATCHES)),
+        Contestant(name=ENUMERATION, sources=(Enumeration(),), counted=Enumeration(), drawn=False),
+        Contestant(name=UNIFORM, sources=(), drawn=False),
+        Contestant(name=SHIPPED, sources=None),
+    ]
+
+
+def variants() -> Iterator[Contestant]:
+    """The policy without one part each; those whose weights there are."""
+    for name, file in FILES.items():
+        if (WEIGHTS / file).is_file():
+            yield _learned(name, Policy.load(WEIGHTS / file))
+    policy = Policy.load()
+    yield _learned(UNMASKED, policy, masked=False)
+    yield _learned(UNPACKED, policy, steps=(Step.REFINE,))
+    yield _learned(UNREFINED, policy, steps=(Step.PACK,))
+
+
+def _learned(
+    name: str, policy: Policy, *, masked: bool = True, steps: tuple[Step, ...] = tuple(Step)
+) -> Contestant:
+    usual = Learned(policy, masked=masked)
+    endless = Learned(policy, masked=masked, temperatures=usual.temperatures * (MANY_BATCHES // 2))
+    counted = endless if Step.REFINE in steps else None  # evaluations are counted without refinement anyway
+    return Contestant(name=name, sources=(usual,), counted=counted, fine=True, steps=steps)
+
+
+@cache
+def every_source() -> tuple[Source, ...]:
+    """For a long refinement."""
+    return Learned(Policy.load()), Enumeration(), UniformRandom()

@@ -1,0 +1,48 @@
+"""A search within a budget of CPU time: what it took, and the plan, if there is one."""
+
+import time
+from collections.abc import Collection, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+
+from arachne_runtime.errors import NoFeasiblePlanError, NotMeasuredError
+from planner.peers import Strategy
+from planner.request import Request
+from planner.search import Found, Source, Step, find_plan
+
+
+@dataclass(frozen=True, slots=True)
+class Searched:
+    """The end of a search."""
+
+    cpu_s: float
+    found: Found | None
+
+    @property
+    def samples_per_s(self) -> float:
+        """0 where no plan was found in so short a time."""
+        return self.found.estimate.samples_per_s if self.found else 0.0
+
+
+def searched(
+    request: Request,
+    *,
+    budget_s: float,
+    sources: Sequence[Source] | None,
+    seed: int = 0,
+    peers: Sequence[Strategy] = (),
+    steps: Collection[Step] = tuple(Step),
+) -> Searched:
+    """``sources``: None for what the search takes when nothing is said.
+
+    CPU time of the whole process, so that a library's other threads count.
+    """
+    start = time.process_time()
+    search = partial(find_plan, clock=time.process_time)
+    if sources is not None:
+        search = partial(search, sources=sources)
+    found = None
+    with suppress(NoFeasiblePlanError, NotMeasuredError):
+        found = search(request, seed=seed, time_budget_s=budget_s, peers=peers, steps=steps)
+    return Searched(time.process_time() - start, found)

@@ -1,0 +1,221 @@
+"""The policy's benchmark: what it concludes from records, how it counts evaluations, how it goes on."""
+
+from math import inf
+
+import numpy as np
+import pytest
+
+from bench.learned_curves import Trial, curve, distinct
+from bench.learned_records import (
+    ENUMERATION,
+    LEARNED,
+    RANDOM,
+    SHIPPED,
+    Contest,
+    Curve,
+    Planned,
+    Sort,
+    Timed,
+    kept,
+)
+from bench.learned_tables import Ablation, shares, shares_in_time, table, with_variants
+from bench.learned_verdicts import contested, enough, planned, unseen
+from planner.exhaustive import Limits, random_request
+from planner.search import Enumeration
+from planner.search.batch import Templates
+
+MARKS = (10, 100, 1000)
+PLAIN = Sort(num_devices=8, num_types=2, mixed_nodes=False, experts=False)
+MIXED = Sort(num_devices=64, num_types=2, mixed_nodes=True, experts=False)
+
+
+def contest(learned, random, in_time=(1.0, 1.0), sort=PLAIN, seeds=(0, 1, 2), **others) -> Contest:
+    """Curves by evaluations; samples a second of the policy and of the enumeration in 100 ms."""
+    curves = [
+        Curve(contestant=name, seed=seed, evaluations=MARKS, samples_per_s=values)
+        for name, values in {LEARNED: learned, RANDOM: random, **others}.items()
+        for seed in seeds
+    ]
+    found = {LEARNED: in_time[0], ENUMERATION: in_time[1], SHIPPED: max(in_time)}
+    timed = [
+        Timed(contestant=name, seed=0, budget_s=0.1, cpu_s=0.1, samples_per_s=value)
+        for name, value in {**found, **{name: values[0] for name, values in others.items()}}.items()
+    ]
+    return Contest(problem="p", sort=sort, curves=tuple(curves), timed=tuple(timed))
+
+
+def verdict(results) -> dict[str, tuple[float, bool]]:
+    return {result.name: (result.figure, result.holds) for result in results}
+
+
+def test_evaluations_that_the_policy_needs_for_random_proposals_result():
+    quick = contest((5.0, 8.0, 8.0), (1.0, 2.0, 5.0))
+    assert verdict(contested([quick], 1000))["learned-evaluations-to-random"] == (10, True)
+    slow = contest((1.0, 2.0, 5.0), (1.0, 2.0, 5.0))
+    assert verdict(contested([slow], 1000))["learned-evaluations-to-random"] == (1000, False)
+    never = contest((1.0, 2.0, 4.9), (1.0, 2.0, 5.0))
+    assert verdict(contested([never], 1000))["learned-evaluations-to-random"] == (inf, False)
+    both = contested([quick, slow, quick], 1000)
+    assert verdict(both)["learned-evaluations-to-random"] == (10, True)
+
+
+def test_a_seed_that_differs_widens_the_range():
+    one = contest((5.0, 8.0, 8.0), (1.0, 2.0, 5.0))
+    curves = [c for c in one.curves if (c.contestant, c.seed) != (LEARNED, 2)]
+    worse = Curve(contestant=LEARNED, seed=2, evaluations=MARKS, samples_per_s=(1.0, 5.0, 5.0))
+    mixed = Contest(problem="p", sort=PLAIN, curves=(*curves, worse), timed=one.timed)
+    result = next(contested([mixed], 1000))
+    assert (result.figure, result.detail["range"]) == (10, (10, 100))
+
+
+def test_at_least_as_good_as_the_enumeration_in_nine_of_ten():
+    good, bad = contest((1,) * 3, (1,) * 3, (1.0, 1.0)), contest((1,) * 3, (1,) * 3, (0.99, 1.0))
+    nine = verdict(contested([good] * 9 + [bad], 1000))
+    assert nine["learned-at-least-enumeration"] == (pytest.approx(0.9), True)
+    eight = verdict(contested([good] * 8 + [bad] * 2, 1000))
+    assert eight["learned-at-least-enumeration"] == (pytest.approx(0.8), False)
+
+
+def test_the_gain_counts_where_nodes_or_many_types_are_mixed():
+    plain, mixed = (contest((1,) * 3, (1,) * 3, (g, 1.0), sort=s) for g, s in ((2.0, PLAIN), (1.03, MIXED)))
+    assert verdict(contested([plain, mixed], 1000))["learned-gain-where-mixed"] == (pytest.approx(1.03), True)
+    assert not verdict(contested([plain], 1000))["learned-gain-where-mixed"][1]  # nothing was shown
+    lone = contest((1,) * 3, (1,) * 3, (1.0, 0.0), sort=MIXED)
+    assert verdict(contested([lone], 1000))["learned-gain-where-mixed"] == (inf, True)
+    neither = contest((1,) * 3, (1,) * 3, (0.0, 0.0), sort=MIXED)
+    nothing = {result.name: result for result in contested([neither, mixed], 1000)}
+    assert nothing["learned-gain-where-mixed"].figure == pytest.approx(
+        1.03
+    )  # where nobody has a plan says nothing
+    assert nothing["learned-at-least-enumeration"].detail["nobody_has_a_plan"] == 1
+
+
+def test_where_the_enumeration_is_enough_is_said_with_figures():
+    gained = contest((1,) * 3, (1,) * 3, (1.05, 1.0), sort=MIXED)
+    assert list(enough([gained], 0.1)) == ["in 100 ms the enumeration is enough in no group of problems"]
+    lost = contest((1,) * 3, (1,) * 3, (0.97, 1.0))
+    assert list(enough([gained, lost], 0.1)) == [
+        "in 100 ms the enumeration is enough for:",
+        "  2 types, equal nodes, up to 16 devices: policy 0.9700 x enumeration (median of 1 problems)",
+    ]
+
+
+def test_shares_are_of_the_best_plan_that_anybody_found():
+    found = contest((5.0, 8.0, 8.0), (1.0, 2.0, 5.0), (4.0, 10.0))
+    assert [cell.figure for cell in shares([found], MARKS)[LEARNED]] == [0.5, 0.8, 0.8]
+    assert shares_in_time([found], (0.1,))[ENUMERATION][0].figure == 1.0
+    lines = list(table("parts", ["10", "100", "1000"], shares([found], MARKS)))
+    assert lines[1].split() == [
+        "learned",
+        "0.5",
+        "[0.5,",
+        "0.5]",
+        "0.8",
+        "[0.8,",
+        "0.8]",
+        "0.8",
+        "[0.8,",
+        "0.8]",
+    ]
+
+
+def test_the_ablation_has_a_row_for_each_variant_that_was_measured():
+    plain = contest((5.0, 8.0, 8.0), (1.0, 2.0, 5.0))
+    varied = contest((5.0, 8.0, 8.0), (1.0, 2.0, 5.0), **{"without masks": (1.0, 5.0, 8.0)})
+    assert with_variants([plain, varied]) == [varied]
+    found = Ablation.of([varied], MARKS, (0.1,))
+    assert [cell.figure for cell in found.rows["without masks"]] == [1 / 8, 5 / 8, 1.0, 100, 1 / 8]
+    assert list(found.rows) == [LEARNED, "without masks"]
+    assert (found.result().figure, found.result().holds) == (1, False)
+
+
+def cell(
+    quality=(1.0,), cpu_s=(0.3,), peer=0.5, replan=(0.1,), num_devices=64, refined=10.0, name="c"
+) -> Planned:
+    sort = Sort(num_devices=num_devices, num_types=2, mixed_nodes=False, experts=False)
+    return Planned(
+        problem=name,
+        sort=sort,
+        cpu_s=cpu_s,
+        samples_per_s=tuple(10 * q for q in quality),
+        replan_cpu_s=replan,
+        replan_share=(1.0,) * len(replan),
+        refined_s=60.0 if refined else 0.0,
+        refined=refined,
+        peer="amp",
+        peer_samples_per_s=10 * peer,
+    )
+
+
+def test_planning_replanning_quality_and_peers():
+    good = [cell(), cell((0.996,), num_devices=512, name="d"), cell(num_devices=4096, cpu_s=(2.9,), name="e")]
+    assert all(holds for _, holds in verdict(planned(good)).values())
+    assert verdict(planned(good))["learned-quality-worst"] == (pytest.approx(0.996), True)
+    for bad, name in (
+        (cell(cpu_s=(0.1, 0.6, 0.7)), "learned-planning-512-devices"),
+        (cell(cpu_s=(3.1,), num_devices=4096), "learned-planning-4096-devices"),
+        (cell(replan=(0.1, 0.3)), "learned-replan"),
+        (cell((0.97,)), "learned-quality-worst"),
+        (cell((1.0, 0.4), peer=0.5), "learned-over-best-peer"),
+    ):
+        assert not verdict(planned([*good, bad]))[name][1], name
+
+
+def test_a_plan_that_was_not_refined_shows_no_quality():
+    assert np.isnan(verdict(planned([cell(refined=0.0)]))["learned-quality-median"][0])
+    assert not verdict(planned([cell(refined=0.0)]))["learned-quality-median"][1]
+
+
+def test_no_plan_is_a_quality_of_nothing_and_a_better_one_than_the_refinement_is_the_best_known():
+    assert cell((0.0, 1.0)).qualities == (0.0, 1.0)
+    assert cell((0.9, 1.2)).qualities == (0.75, 1.0)
+    assert verdict(unseen([cell((0.99,)), cell((0.97,)), cell((0.985,))])) == {
+        "learned-quality-unseen-median": (pytest.approx(0.985), True)
+    }
+
+
+def test_a_record_is_kept_for_the_same_code_alone(tmp_path):
+    file = tmp_path / "cell.json"
+    first = kept(file, "one", Planned, lambda: cell((0.5,)))
+    assert kept(file, "one", Planned, lambda: pytest.fail("measured again")) == first
+    assert kept(file, "two", Planned, lambda: cell((0.7,))) == cell((0.7,))
+    assert kept(None, "two", Planned, lambda: cell((0.9,))) == cell((0.9,))
+
+
+# --- evaluations
+
+
+class InTurn:
+    """The enumeration's templates, one a batch, each said twice."""
+
+    name = "in turn"
+
+    def batches(self, completion, seed):
+        every = Templates.joined(list(Enumeration().batches(completion, seed)))
+        for k in range(len(every)):
+            yield every.take(np.array([k, k]))
+
+
+def test_shapes_are_counted_once_however_they_come():
+    request = random_request(3, Limits(devices=4, blocks=5, global_batch=8))
+    completion = Trial(request).completion
+    together = [row for shapes in distinct(completion, Enumeration(), 0) for row in rows(shapes)]
+    apart = [row for shapes in distinct(completion, InTurn(), 0) for row in rows(shapes)]
+    assert apart == together
+    assert len(set(apart)) == len(apart) > 3
+
+
+def rows(shapes):
+    return [
+        tuple(zip(*(a[k, :d].tolist() for a in (shapes.pool, shapes.tp, shapes.width)), strict=True))
+        for k, d in enumerate(shapes.depth.tolist())
+    ]
+
+
+def test_a_curve_grows_to_what_all_evaluations_give():
+    request = random_request(5, Limits(devices=4, blocks=5, global_batch=8))
+    few = curve(request, InTurn(), seed=0, marks=(2, 4, 8))
+    assert 0 == few[0] < few[1] < few[2]
+    whole = curve(request, Enumeration(), seed=0, marks=(2, 4, 8, 1000, 2000))
+    assert whole[:3] == few
+    assert whole[3] == whole[4] >= few[2]
