@@ -40,7 +40,10 @@ GRANULARITY = 0.35
 class Source(Protocol):
     """Anything that proposes templates; what it proposes is completed exactly, so it may err."""
 
-    name: str
+    @property
+    def name(self) -> str:
+        """Its word in reports, lower case."""
+        ...
 
     def batches(self, completion: Completion, seed: int) -> Iterator[Templates]:
         """Templates in batches, the likeliest and smallest batch first; the same for the same seed."""
