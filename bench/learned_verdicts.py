@@ -135,13 +135,9 @@ def planned(records: Sequence[Planned]) -> Iterator[Result]:
         least = 0 if most == MIDDLE_DEVICES else MIDDLE_DEVICES
         here = [r for r in records if least < r.sort.num_devices <= most]
         seconds = {r.problem: median(r.cpu_s) for r in here}
-        yield at_most(
-            f"learned-planning-{most}-devices",
-            max(seconds.values(), default=inf),
-            "s CPU",
-            bound,
-            each=seconds,
-        )
+        if seconds:
+            worst = max(seconds.values())
+            yield at_most(f"learned-planning-{most}-devices", worst, "s CPU", bound, each=seconds)
     replans = {r.problem: max(r.replan_cpu_s) for r in records if r.replan_cpu_s}
     middle = {r.problem for r in records if r.sort.num_devices <= MIDDLE_DEVICES}
     worst = max((s for name, s in replans.items() if name in middle), default=inf)
