@@ -27,6 +27,16 @@ def model_from(text: str, sequence: int | None = None) -> ModelSpec:
     return catalog.model_from_config(path, sequence=sequence)
 
 
+def dtype_source(text: str) -> str | None:
+    """Why a model that is a config.json is trained in its dtype; None for any other model."""
+    from planner import catalog
+
+    path = _file_of(Path(text)) if is_file_name(text) else None
+    if path is None or not _is_config(path):
+        return None
+    return f"as {path} states it" if catalog.stated_dtype(path) else f"since {path} states none"
+
+
 def profile_from(profile: str | None, model: str, spec: ModelSpec, cluster: Cluster) -> Profile:
     """The measurements in a file, beside the model, or of the catalog by name; else what the catalog knows.
 

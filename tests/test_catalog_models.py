@@ -137,6 +137,25 @@ def test_a_config_file_is_counted_like_its_name(tmp_path):
     assert catalog.model_from_config(config, sequence=512, name="mine", half_layers=True).name == "mine"
 
 
+def test_a_config_file_states_its_dtype():
+    config = dict(catalog.config("llama-7b"))
+    assert catalog.model_from_config(config, sequence=512).dtype == "bfloat16"
+    for stated, dtype in (
+        ({"torch_dtype": "float32"}, "float32"),
+        ({"dtype": "float16"}, "float16"),
+        ({"torch_dtype": "torch.float16"}, "float16"),
+        ({"dtype": None, "torch_dtype": "float16"}, "float16"),
+        ({"torch_dtype": "auto"}, "bfloat16"),
+    ):
+        assert catalog.model_from_config(config | stated, sequence=512).dtype == dtype
+    given = catalog.model_from_config(config | {"torch_dtype": "float32"}, sequence=512, dtype="float16")
+    assert given.dtype == "float16"
+    with pytest.raises(
+        UsageError, match=r"its torch_dtype 'int8' is not known; known: .*bfloat16.*; change it"
+    ):
+        catalog.model_from_config(config | {"torch_dtype": "int8"}, sequence=512)
+
+
 def test_a_bad_config_says_what_is_wrong(tmp_path):
     with pytest.raises(UsageError, match=r"model_type 'mamba' is not known; known: bert, .*; or measure"):
         catalog.model_from_config({"model_type": "mamba"}, sequence=8)

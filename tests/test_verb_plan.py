@@ -128,7 +128,7 @@ def test_a_plan_is_written_signed_and_told(folder):
         "an iteration",
         " % of the ideal\n  ideal ",
         "limited by:",
-        "figures: cpu measured, cpu-0.25 measured",
+        "figures: cpu measured, cpu-0.25 measured; in float32\n",
         "not measured: optimizer step",
         "one more cpu device: ",
         "one more cpu-0.25 device: ",
@@ -299,15 +299,19 @@ def test_a_config_json_and_a_name_need_no_profile(tmp_path):
     )
     assert done.returncode == 0, done.stderr
     assert "plan of tiny\n  global batch  8 samples of 256 tokens\n" in done.stdout
-    assert "figures: A100-40 analytic" in done.stdout
+    assert "figures: A100-40 analytic; in bfloat16\n" in done.stdout
+    assert "  dtype: bfloat16, since tiny/config.json states none\n" in done.stdout
     assert read_plan(tmp_path / "p.json").num_blocks == 5
     done = arachne(tmp_path, *arguments, "--model", "tiny/config.json")
     assert (done.returncode, "give --sequence" in done.stderr) == (ExitCode.USAGE, True)
     done = arachne(tmp_path, *arguments, "--model", "gpt2", "--sequence", "512", "--out", "g.json")
     assert done.returncode == 0, done.stderr
     assert "plan of gpt2\n  global batch  8 samples of 512 tokens\n" in done.stdout
+    (tmp_path / "tiny" / "config.json").write_text(json.dumps(LLAMA | {"torch_dtype": "float32"}))
     done = arachne(tmp_path, *arguments, "--model", "tiny", "--sequence", "256", "--out", "folder.json")
     assert done.returncode == 0, done.stderr
+    assert "figures: A100-40 analytic; in float32\n" in done.stdout
+    assert "  dtype: float32, as tiny/config.json states it\n" in done.stdout
     assert read_plan(tmp_path / "folder.json").num_blocks == 5
     for verb in ("show", "simulate"):
         done = arachne(tmp_path, verb, "g.json", "--cluster", "cluster.toml", "--model", "gpt2")

@@ -33,6 +33,8 @@ class PriceAnswer(Answer, frozen=True, kw_only=True):
     binds: tuple[Binding, ...]
     losses: Losses
     share_of_ideal: float
+    dtype: str
+    """Of the model."""
     figures: tuple[Figures, ...]
     """Where the seconds of each device type come from."""
     not_measured: tuple[str, ...]
@@ -55,6 +57,7 @@ def price_answer(plan: Plan, estimate: Estimate, request: Request) -> PriceAnswe
         binds=what_binds(plan, estimate, losses, request),
         losses=losses,
         share_of_ideal=losses.share_of_ideal,
+        dtype=request.model.dtype,
         figures=figures_of(plan, request),
         not_measured=estimate.not_measured,
         peak_bytes=dict(estimate.peak_bytes),

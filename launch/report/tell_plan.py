@@ -58,12 +58,20 @@ class FoundAnswer(Answer, frozen=True, kw_only=True):
     one_more: tuple[Gain, ...]
     change: PlanChange | None
     """From the running plan; None where none was given."""
+    dtype_source: str | None
+    """Why a model that is a config.json is trained in its dtype; None for any other model."""
 
 
 def found_answer(
-    plan: Plan, found: Found, request: Request, gains: tuple[Gain, ...], file: str | None
+    plan: Plan,
+    found: Found,
+    request: Request,
+    gains: tuple[Gain, ...],
+    *,
+    file: str | None,
+    dtype_source: str | None,
 ) -> FoundAnswer:
-    """All of it; ``plan``: the one that was found, signed."""
+    """All of it; ``plan``: the one that was found, signed, and written to ``file``."""
     price = price_answer(found.plan, found.estimate, request)
     others = [(r.plan, r.estimate) for r in found.rivals if r.plan and r.estimate]
     others += [(r.plan, r.estimate) for r in found.runners_up]
@@ -79,6 +87,7 @@ def found_answer(
         idle=idle_devices(found.plan, found.estimate, others, request),
         one_more=gains,
         change=change_of(found, request),
+        dtype_source=dtype_source,
     )
 
 
@@ -151,6 +160,8 @@ def nothing_answer(error: NoFeasiblePlanError, request: Request) -> NothingAnswe
 def found_text(answer: FoundAnswer, plan: Plan, cluster: Cluster) -> str:
     """For a person."""
     lines = [describe(plan, cluster), "", *price_lines(answer.price)]
+    if answer.dtype_source is not None:
+        lines.append(f"  dtype: {answer.price.dtype}, {answer.dtype_source}")
     if answer.change is not None:
         lines.append(f"  {answer.change}")
     lines += [f"  idle: {idle}" for idle in answer.idle]

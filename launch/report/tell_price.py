@@ -27,7 +27,8 @@ def price_lines(price: PriceAnswer) -> Iterator[str]:
     yield from (f"  {line}" for line in cost_lines(price))
     yield f"  limited by: {price.limits}"
     yield from (f"  binds: {binding}" for binding in price.binds)
-    yield f"  figures: {', '.join(f'{figures.device} {figures.source}' for figures in price.figures)}"
+    figures = ", ".join(f"{figures.device} {figures.source}" for figures in price.figures)
+    yield f"  figures: {figures}; in {price.dtype}"
     yield from (f"  not measured: {what}" for what in price.not_measured)
 
 

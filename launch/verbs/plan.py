@@ -20,7 +20,7 @@ from arachne_runtime.units import Seconds, format_seconds
 
 from ..folders import check_writable
 from ..goal import Goal, goal_from
-from ..inputs import model_from, profile_from
+from ..inputs import dtype_source, model_from, profile_from
 
 if TYPE_CHECKING:  # loads NumPy, which `arachne --help` does without
     from planner import Found, Request
@@ -95,7 +95,9 @@ def command(
         if out is not None:
             write(plan, out)
         gains = _gains(request, found, time_budget)
-    answer = found_answer(plan, found, request, gains, str(out) if out else None)
+    answer = found_answer(
+        plan, found, request, gains, file=str(out) if out else None, dtype_source=dtype_source(model)
+    )
     print(answers.as_json(answer) if as_json else found_text(answer, plan, places))
     return None
 

@@ -2,7 +2,7 @@
 
 from .devices import DeviceType, device, device_names
 from .entries import entry, measured_names, profile
-from .models import Named, config, model, model_from_config, model_names, named_model
+from .models import Named, config, model, model_from_config, model_names, named_model, stated_dtype
 from .packed import Entry
 from .profiles import profile_for
 
@@ -21,4 +21,5 @@ __all__ = [
     "named_model",
     "profile",
     "profile_for",
+    "stated_dtype",
 ]

@@ -13,7 +13,7 @@ from arachne_runtime.plan.document import Document
 from arachne_runtime.plan.model import ModelSpec
 
 from .configs import architecture
-from .counting import count
+from .counting import ELEMENT_BYTES, count
 from .entries import entry, measured_names
 from .names import unknown
 
@@ -58,16 +58,40 @@ def model_from_config(
     config: Path | Mapping[str, Any],
     *,
     sequence: int,
-    dtype: str = DTYPE,
+    dtype: str | None = None,
     half_layers: bool = False,
     name: str | None = None,
 ) -> ModelSpec:
-    """A model by counting from its config.json; UsageError for a family or a field that is not known."""
+    """A model by counting from its config.json; UsageError for a family or a field that is not known.
+
+    Trained in the dtype that it states where none is given, and in bfloat16 where it states none.
+    """
     if isinstance(config, Path):
         name = name or (config.parent.name if config.stem == "config" else config.stem)
         config = _read(config)
     title = name or str(config.get("_name_or_path") or config.get("model_type"))
+    dtype = dtype or stated_dtype(config) or DTYPE
     return count(architecture(title, config), sequence=sequence, dtype=dtype, half_layers=half_layers)
+
+
+def stated_dtype(config: Path | Mapping[str, Any]) -> str | None:
+    """The ``dtype`` (in older files ``torch_dtype``) of a config.json; None where it leaves it open.
+
+    UsageError for one that is not known.
+    """
+    if isinstance(config, Path):
+        config = _read(config)
+    field = "dtype" if config.get("dtype") is not None else "torch_dtype"
+    stated = config.get(field)
+    if stated in (None, "auto"):
+        return None
+    dtype = str(stated).removeprefix("torch.")
+    if dtype not in ELEMENT_BYTES:
+        raise UsageError(
+            f"config.json: its {field} {stated!r} is not known; known: {', '.join(ELEMENT_BYTES)}; change "
+            f"it to what the training computes in, or leave it out"
+        )
+    return dtype
 
 
 def config(name: str) -> Mapping[str, Any]:
