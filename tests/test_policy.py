@@ -298,7 +298,7 @@ def test_behaviour_changes_something():
 def test_numpy_and_torch_agree(film):
     parameters = Policy.new(3, Architecture(hidden=32, film=film)).parameters
     tensors = {name: torch.from_numpy(array) for name, array in parameters.items()}
-    assert ("film.1.weight" in parameters) == film
+    assert ("film.weight" in parameters) == film
     decisions, _ = seen_by(site_of(MIXED)[0])
     for d in decisions:
         arrays = [torch.from_numpy(a) for a in (d.pools, d.overall, d.options, d.mask, d.chosen_pool)]
@@ -419,8 +419,8 @@ def test_a_beam_is_the_likeliest_of_all():
             likely[row] = max(likely.get(row, -np.inf), chances[rollout])
     best = sorted(likely, key=lambda row: -likely[row])
     beam = rows_of(beam_search(site, network, 200))
-    assert len(best) > 20
-    assert set(beam) >= set(best[:20])
+    assert len(best) > 15
+    assert set(beam) >= set(best[:15])
     assert beam[0] == best[0]
 
 

@@ -9,7 +9,7 @@ seen. ``network`` scores options, ``choosers`` and ``beam`` take them, ``policy`
 from .choosers import Network, Sampler, Uniform, forced
 from .decision import MOST_STAGES, MOST_TEMPLATES, WIDTHS, Chooser, Decision, Head
 from .features import FEATURES_VERSION
-from .network import first_parameters, logits
+from .network import initial_parameters, logits
 from .policy import Architecture, Meta, Policy
 from .roll import Rollouts, roll
 from .site import Site
@@ -33,8 +33,8 @@ __all__ = [
     "Site",
     "Uniform",
     "UniformRandom",
-    "first_parameters",
     "forced",
+    "initial_parameters",
     "logits",
     "roll",
 ]

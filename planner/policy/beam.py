@@ -1,5 +1,7 @@
 """The likeliest templates by a network: a beam over decisions, all of whose rows stand at the same head."""
 
+from dataclasses import replace
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -47,7 +49,7 @@ class _Beam:
 
     def keep(self, rows: Ints) -> None:
         """These rows, a row as often as it is named."""
-        self.rolling = self.rolling.take(rows)
+        self.rolling = replace(self.rolling.take(rows), alike=np.arange(len(rows)))
         self.chances = self.chances[rows]
         self.chosen = tuple(column[rows] for column in self.chosen)
 

@@ -21,28 +21,32 @@ Sequences: TypeAlias = Sequence[Sequence[Sequence[RunOfStages]]]
 
 
 class Network:
-    """Logits of decisions; what several decisions of one run share is computed once."""
+    """Logits of decisions; what several decisions or rollouts share is computed once."""
 
     def __init__(self, parameters: Mapping[str, Floats]) -> None:
         self.parameters = parameters
         self._pools: Floats | None = None
         self._encoded: Encoded | None = None
+        self._rows: Ints = np.empty(0, np.int64)
+        """``[A]``: of what is encoded, by rollout."""
 
     def __call__(self, decision: Decision) -> Floats:
         """``[A, C]``"""
-        if self._encoded is None or self._pools is not decision.pools:
-            self._pools = decision.pools
-            self._encoded = encode(self.parameters, decision.pools, decision.overall, np)
+        _, first, same = np.unique(decision.alike, return_index=True, return_inverse=True)
+        if self._pools is not decision.pools:
+            self._pools, self._rows = decision.pools, same
+            self._encoded = encode(self.parameters, decision.pools[first], decision.overall[first], np)
+        assert self._encoded is not None
         found: Floats = scores(
             self.parameters,
             decision.head,
-            self._encoded,
-            decision.options,
-            decision.mask,
-            decision.chosen_pool,
+            self._encoded.take(self._rows[first]),
+            decision.options[first],
+            decision.mask[first],
+            decision.chosen_pool[first],
             np,
         )
-        return found
+        return found[same]
 
 
 @dataclass(slots=True)

@@ -57,6 +57,8 @@ class Decision:
     """``[A]``: which template of the rollout it is about."""
     run: Ints
     """``[A]``: which run of that template; 0 at its depth."""
+    alike: Ints
+    """``[A]``: equal for rollouts that have made the same choices so far: all they see here is equal."""
 
 
 class Chooser(Protocol):

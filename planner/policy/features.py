@@ -6,18 +6,19 @@ model and size of cluster; each line says what a planner needs it for. A changed
 """
 
 from collections.abc import Sequence
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from .decision import Bools, Floats
-from .progress import Progress, Reals
+from .progress import Progress
 from .site import Site
 
 FEATURES_VERSION = 1
 """Of all features of pools, sites and options: weights of another one are stale."""
 
-NUM_POOL_FEATURES = 54
+NUM_POOL_FEATURES = 56
 """FP"""
 
 NUM_OVERALL_FEATURES = 32
@@ -26,65 +27,72 @@ NUM_OVERALL_FEATURES = 32
 SLOTS = (1, 2, 4, 8)
 """TP degrees up to which a pool's largest one is described; those above the last are with it."""
 
-WIDEST_LOG = 10.0
-"""Logarithms stay within this, so that an extreme site is seen as the farthest one known."""
+LEAST, MOST = 2.0**-10, 2.0**10
+"""Ratios are cut off here: an extreme site is seen as the farthest one known."""
+
+Column: TypeAlias = NDArray[np.generic] | float
+Ratio: TypeAlias = tuple[Column, float]
+"""Values whose logarithm counts, and what it is divided by so that most lie within -1 and 1."""
 
 
-def log2(values: NDArray[np.generic] | float) -> Reals:
-    """To base 2, within ``WIDEST_LOG`` of 0; of nothing the least."""
-    with np.errstate(divide="ignore", invalid="ignore"):
-        found = np.log2(np.maximum(values, 0.0))
-    return np.clip(found, -WIDEST_LOG, WIDEST_LOG)
-
-
-def stacked(columns: Sequence[NDArray[np.generic] | float], shape: tuple[int, ...]) -> Floats:
-    """``[*shape, F]`` of F features that broadcast to ``shape``."""
-    found = np.empty((*shape, len(columns)), np.float32)
-    for at, column in enumerate(columns):
+def stacked(shape: tuple[int, ...], ratios: Sequence[Ratio], plain: Sequence[Column]) -> Floats:
+    """``[*shape, F]``: logarithms to base 2 of ratios, then the others; all broadcast to ``shape``."""
+    found = np.empty((*shape, len(ratios) + len(plain)), np.float32)
+    for at, (values, _) in enumerate(ratios):
+        found[..., at] = values
+    logs = found[..., : len(ratios)]
+    np.clip(logs, LEAST, MOST, out=logs)
+    np.log2(logs, out=logs)
+    logs /= np.array([divisor for _, divisor in ratios], np.float32)
+    for at, column in enumerate(plain, len(ratios)):
         found[..., at] = column
     return found
 
 
 def pool_constants(site: Site) -> Floats:
     """``[P, F]``: what no step changes."""
-    devices = site.devices
-    mean_devices = devices.sum()
-    speed = site.best_speed
-    columns: list[NDArray[np.generic] | float] = [
-        devices / mean_devices,  # share of the cluster: how many stages it should get
-        devices * speed / (devices * speed).sum(),  # share of its speed: how many blocks
-        devices * site.room / (devices * site.room).sum(),  # share of its memory
-        log2(speed) / 2,  # fast ones take more blocks, or narrower stages
-        log2(site.room) / 2,  # large ones suit early stages, which hold most activations
-        log2(devices) / 8,  # absolute size: what divides it
-        log2(site.node_size) / 3,  # TP and cheap reductions end at the node
-        site.places[:, 0] % np.maximum(1, site.node_size) > 0,  # nodes of unlike sizes
-        log2(site.hop.diagonal()) / 6,  # hops between nodes against a block's compute
-        log2(site.hop_inside) / 6,  # the same inside: pipelines within a node are cheap
-        log2((site.hop.sum(axis=1) - site.hop.diagonal()) / max(1, len(devices) - 1)) / 6,  # to other pools
+    devices, speed, room = site.devices, site.best_speed, site.room
+    others = site.hop.sum(axis=1) - site.hop.diagonal()
+    slots = zip((0, *SLOTS[:-1]), (*SLOTS[:-1], 1 << 20), strict=True)
+    of_slots = [_slot(site, above, most) for above, most in slots]
+    ratios: list[Ratio] = [
+        (speed, 2),  # fast ones take more blocks, or narrower stages
+        (room, 2),  # large ones suit early stages, which hold most activations
+        (devices, 8),  # absolute size: what divides it
+        (site.node_size, 3),  # TP and cheap reductions end at the node
+        (site.hop.diagonal(), 6),  # hops between nodes against a block's compute
+        (site.hop_inside, 6),  # the same inside: pipelines within a node are cheap
+        (others / max(1, len(devices) - 1), 6),  # to other pools
+        (site.exchange[:, 0], 8),  # exchanges with experts against compute, inside a node
+        (site.exchange[:, 1], 8),  # and between nodes: wide stages need them
+        *(ratio for of_slot, _ in of_slots for ratio in of_slot),
     ]
-    for below, slot in zip((0, *SLOTS[:-1]), SLOTS, strict=True):
-        columns += _slot(site, below, slot if slot < SLOTS[-1] else 1 << 20)
-    return stacked(columns, (site.num_pools,))
+    plain: list[Column] = [
+        devices / devices.sum(),  # share of the cluster: how many stages it should get
+        devices * speed / (devices * speed).sum(),  # share of its speed: how many blocks
+        devices * room / (devices * room).sum(),  # share of its memory
+        devices % np.maximum(1, site.node_size) > 0,  # nodes of unlike sizes
+        *(there for _, there in of_slots),  # degrees that may be chosen
+    ]
+    return stacked((site.num_pools,), ratios, plain)
 
 
-def _slot(site: Site, below: int, most: int) -> list[NDArray[np.generic] | float]:
-    """The largest TP degree above ``below``, up to ``most``: zeros where there is none."""
+def _slot(site: Site, above: int, most: int) -> tuple[list[Ratio], Bools]:
+    """The largest TP degree above ``above``, up to ``most``: ratios of 1 where there is none."""
     degrees = np.asarray(site.degrees)
-    inside: Bools = site.usable & (degrees > below) & (degrees <= most)
+    inside: Bools = site.usable & (degrees > above) & (degrees <= most)
     there: Bools = np.asarray(inside.any(axis=1))
     at = len(degrees) - 1 - inside[:, ::-1].argmax(axis=1)
     pool = np.arange(site.num_pools)
-    each = site.speed[pool, at] / degrees[at][:, None] / np.maximum(site.best_speed, 1e-9)[:, None]
-    columns: list[NDArray[np.generic] | float] = [
-        there,  # whether it may be chosen at all
-        *np.where(there[:, None], log2(each), 0).T,  # what TP costs, at a small, middle and large share
-        log2(site.holds[pool, at]) / 6 * there,  # how deep a pipeline must be
-        log2(site.holds_states[pool, at]) / 6 * there,  # the same with every way to save memory
-        log2(site.reduction[pool, at]) / 8 * there,  # reductions: deep and narrow saves them
-        log2(site.reduction_inside[pool, at]) / 8 * there,  # or wide inside a node
+    each = site.speed[pool, at] / (degrees[at] * np.maximum(site.best_speed, 1e-9))[:, None]
+    columns: list[Ratio] = [
+        *((column, 1) for column in each.T),  # what TP costs, at a small, middle and large share
+        (site.holds[pool, at], 6),  # how deep a pipeline must be
+        (site.holds_states[pool, at], 6),  # the same with every way to save memory
+        (site.reduction[pool, at], 8),  # reductions: deep and narrow saves them
+        (site.reduction_inside[pool, at], 8),  # or wide inside a node
     ]
-    return columns
+    return [(np.where(there, values, 1.0), divisor) for values, divisor in columns], there
 
 
 def site_constants(site: Site) -> Floats:
@@ -92,108 +100,95 @@ def site_constants(site: Site) -> Floats:
     devices = site.devices
     total = int(devices.sum())
     share = devices / total
-    speeds, rooms = site.best_speed, site.room
-    there = speeds > 0
-    spread_speed, spread_room = (
-        float(np.log2(values[there].max() / max(values[there].min(), 1e-6))) for values in (speeds, rooms)
-    )
+    there = site.best_speed > 0
+    unlike = [values[there].max() / max(values[there].min(), 1e-6) for values in (site.best_speed, site.room)]
     holds = np.where(site.usable, site.holds, 0).max(axis=1)
-    columns: list[NDArray[np.generic] | float] = [
-        log2(total) / 8,  # small clusters are puzzles, large ones a matter of proportions
-        log2(site.global_batch) / 10,  # bubbles
-        log2(site.global_batch / total) / 5,  # samples a device: how much there is to overlap
-        log2(site.num_blocks) / 6,  # depth ends here
-        log2(site.num_alike / site.num_blocks),  # half-layer blocks, models with many kinds
-        log2(site.heaviest * site.num_blocks) / 3,  # a heavy head fills a stage by itself
-        log2(site.fills) / 5,  # how tight memory is altogether
-        log2(site.kept) / 8,  # activations against states: whether depth helps memory
-        site.experts,  # mixture of experts: width spreads its states
+    reduction = np.where(there, site.reduction[np.arange(site.num_pools), site.least], 0)
+    ratios: list[Ratio] = [
+        (total, 8),  # small clusters are puzzles, large ones a matter of proportions
+        (site.global_batch, 10),  # bubbles
+        (site.global_batch / total, 5),  # samples a device: how much there is to overlap
+        (site.num_blocks, 6),  # depth ends here
+        (site.num_alike / site.num_blocks, 1),  # half-layer blocks, models with many kinds
+        (site.heaviest * site.num_blocks, 3),  # a heavy head fills a stage by itself
+        (site.fills, 5),  # how tight memory is altogether
+        (site.kept, 8),  # activations against states: whether depth helps memory
+        (unlike[0], 3),  # composition: how unlike in speed
+        (unlike[1], 3),  # and in memory
+        ((share * site.node_size).sum(), 3),  # usual node
+        ((site.hop.diagonal() * share).sum(), 6),  # network against compute: hops
+        ((reduction * share).sum(), 8),  # and reductions
+        ((holds * share).sum(), 6),  # stages that the model needs on the usual device
+    ]
+    plain: list[Column] = [
         len(devices) / 4,  # composition: how many pools
         float(-(share * np.log2(np.maximum(share, 1e-9))).sum()) / 2,  # and how even
-        spread_speed / 3,  # composition: how unlike in speed
-        spread_room / 3,  # and in memory
-        log2((share * site.node_size).sum()) / 3,  # usual node
-        log2((site.hop.diagonal() * share).sum()) / 6,  # network against compute: hops
-        log2((site.reduction[:, 0] * share).sum()) / 8,  # and reductions
-        log2((holds * share).sum()) / 6,  # stages that the model needs on the usual device
+        site.experts,  # mixture of experts: width spreads its states
         site.most_micro_batch < site.global_batch,  # limited micro-batches
         site.max_zero > 0,  # ZeRO saves memory where stages are wide
     ]
-    return stacked(columns, ())
+    return stacked((), ratios, plain)
 
 
 def pool_features(site: Site, constants: Floats, now: Progress) -> Floats:
     """``[A, P, FP]``: what no step changes, and what is left."""
     num, size = len(now.depth), site.num_pools
     pool = np.arange(size)
-    here, others = now.left[:, :, 0], site.places[:, 0]
-    devices = np.where(site.places[None, :, 0] > 0, here / np.maximum(1, others), 0)
+    here, start = now.left[:, :, 0], np.maximum(1, now.start[:, :, 0])
     groups = site.groups(now.left)
     least = groups[:, pool, site.least]
     stages = np.maximum(1, now.stages_left)[:, None]
-    total = np.maximum(1, here.sum(axis=1, keepdims=True))
-    used = now.start[:, :, 0] - here
-    own = now.last[:, :1] == pool
     speed = here * site.best_speed
-    columns: list[NDArray[np.generic] | float] = [
-        devices,  # what is left of it
-        here / total,  # and its part of all that is left
-        speed / np.maximum(1e-9, speed.sum(axis=1, keepdims=True)),  # the same in speed
-        log2(here) / 8,  # what divides it
-        least > 0,  # whether it can take a stage at all
-        log2(least / stages) / 6,  # stages that it could take over those that are left
-        log2(groups[:, pool, site.greatest] / stages) / 6,  # the same at its largest TP degree
-        np.where(now.depth[:, None] > 0, used / np.maximum(1, now.start[:, :, 0]), 0),  # taken by one copy
-        np.minimum(now.runs_of, 2) / 2,  # runs on it in this template: rarely more than one
-        own,  # the last stage's: neighbours may share nodes
-        spare_of(now),  # what as many copies as fit leave of it: it should be little
+    used = (now.start[:, :, 0] - here) / start
+    begun = now.run[:, None] > 0
+    ratios: list[Ratio] = [
+        (here, 8),  # what divides it
+        (least / stages, 6),  # stages that it could take over those that are left
+        (groups[:, pool, site.greatest] / stages, 6),  # the same at its largest TP degree
     ]
-    varying = stacked(columns, (num, size))
-    fixed = np.broadcast_to(constants, (num, *constants.shape))
-    return np.concatenate([fixed, varying], axis=2)
-
-
-def spare_of(now: Progress) -> Reals:
-    """``[A, P]``: part of each pool that stays idle beside as many copies of the runs so far as fit."""
-    copies = copies_of(now)[:, None]
-    used = now.start[:, :, 0] - now.left[:, :, 0]
-    begun: Bools = now.run[:, None] > 0
-    idle = 1 - copies * used / np.maximum(1, now.start[:, :, 0])
-    return np.where(begun, idle, 0.0)
-
-
-def copies_of(now: Progress) -> Reals:
-    """``[A]``: copies of the runs so far that what was left when the template began holds; of none 1."""
-    used = now.start - now.left
-    with np.errstate(divide="ignore", invalid="ignore"):
-        often = np.where(used > 0, now.start / used, np.inf).min(axis=(1, 2))
-    return np.where(np.isfinite(often), np.floor(often), 1.0)
+    plain: list[Column] = [
+        here / site.devices,  # what is left of it
+        here / np.maximum(1, here.sum(axis=1, keepdims=True)),  # and its part of all that is left
+        speed / np.maximum(1e-9, speed.sum(axis=1, keepdims=True)),  # the same in speed
+        least > 0,  # whether it can take a stage at all
+        used,  # taken by one copy
+        np.minimum(now.runs_of, 2) / 2,  # runs on it in this template: rarely more than one
+        now.last[:, :1] == pool,  # the last stage's: neighbours may share nodes
+        begun * (1 - now.copies[:, None] * used),  # what the copies that fit leave of it: it should be little
+    ]
+    found = np.empty((num, size, NUM_POOL_FEATURES), np.float32)
+    found[:, :, : constants.shape[1]] = constants
+    found[:, :, constants.shape[1] :] = stacked((num, size), ratios, plain)
+    return found
 
 
 def overall_features(site: Site, constants: Floats, now: Progress) -> Floats:
     """``[A, FG]``: the site, and how far the rollout is."""
     num = len(now.depth)
     devices = now.left[:, :, 0]
-    speed = (devices * site.best_speed).sum(axis=1) / (site.devices * site.best_speed).sum()
-    inside = now.depth > 0
-    stages = np.maximum(1, now.stages_left)
+    inside, begun = now.depth > 0, now.run > 0
+    depth = np.maximum(1, now.depth)
     placed = np.maximum(1, now.depth - now.stages_left)
-    missing = np.maximum(0.02, 1 - now.held)
-    copies = copies_of(now)
-    columns: list[NDArray[np.generic] | float] = [
+    mean = now.speeds[:, 0] / placed
+    missing = np.maximum(0.02, 1 - now.held) / np.maximum(1, now.stages_left)
+    ratios: list[Ratio] = [
+        (depth, 4),  # how deep the template is
+        (np.where(inside, missing, 1), 6),  # part of the model that each stage left must hold
+        (np.where(begun, now.copies, 1), 6),  # copies that the stages so far allow
+        (np.where(begun, mean, 1), 4),  # mean speed of a stage so far
+        (np.where(begun, mean / np.maximum(1e-9, now.speeds[:, 1]), 1), 1),  # how unlike they are
+        (np.maximum(1, now.before), 4),  # depth of the template before
+    ]
+    plain: list[Column] = [
         np.minimum(now.position, 3) / 2,  # later templates take what is left
         devices.sum(axis=1) / site.devices.sum(),  # how much that is
-        speed,  # and whether it is worth a pipeline
+        (devices * site.best_speed).sum(axis=1) / (site.devices * site.best_speed).sum(),  # is it worth it?
         now.samples_left / site.global_batch,  # what no pipeline takes yet
-        inside * (now.stages_left / np.maximum(1, now.depth)),  # how far the template is
-        log2(np.maximum(1, now.depth)) / 4,  # how deep
+        now.stages_left / depth,  # how far the template is
         np.minimum(now.run, 4) / 4,  # in how many runs so far
-        np.minimum(now.held, 4) / 2 * inside,  # memory collected so far: it must reach 1
-        log2(missing / stages) / 6 * inside,  # part of the model that each stage left must hold
-        log2(copies) / 6 * (now.run > 0),  # copies that the stages so far allow
-        log2(now.speeds[:, 0] / placed) / 4 * (now.run > 0),  # mean speed of a stage so far
-        log2(now.speeds[:, 0] / placed / np.maximum(1e-9, now.speeds[:, 1])) * (now.run > 0),  # how unlike
-        log2(np.maximum(1, now.before)) / 4,  # depth of the template before
+        inside * np.minimum(now.held, 4) / 2,  # memory collected so far: it must reach 1
     ]
-    fixed = np.broadcast_to(constants, (num, len(constants)))
-    return np.concatenate([fixed, stacked(columns, (num,))], axis=1)
+    found = np.empty((num, NUM_OVERALL_FEATURES), np.float32)
+    found[:, : len(constants)] = constants
+    found[:, len(constants) :] = stacked((num,), ratios, plain)
+    return found

@@ -1,23 +1,17 @@
-"""Features of each option of each head: what choosing it would mean for this rollout.
-
-Logarithms are to base 2 and divided so that most values lie within -1 and 1.
-"""
+"""Features of each option of each head: what choosing it would mean for this rollout."""
 
 import numpy as np
-from numpy.typing import NDArray
 
 from .decision import WIDTHS, Floats, Head, Ints
-from .features import copies_of, log2, stacked
+from .features import Column, Ratio, stacked
 from .progress import Progress, Reals
-from .site import Site
-
-Column = NDArray[np.generic] | float
+from .site import MANY, Site
 
 NUM_OPTION_FEATURES: dict[Head, int] = {
-    Head.DEPTH: 18,
+    Head.DEPTH: 21,
     Head.POOL: 12,
     Head.TP: 16,
-    Head.WIDTH: 19,
+    Head.WIDTH: 20,
     Head.LENGTH: 16,
 }
 """FH of each head."""
@@ -28,42 +22,47 @@ def depth_options(site: Site, now: Progress, most: int) -> Floats:
     num = len(now.depth)
     depth = np.arange(1, most + 1)[None]
     here = now.left[:, :, 0]
-    devices = np.maximum(1, here.sum(axis=1, keepdims=True))
+    total = np.maximum(1, here.sum(axis=1, keepdims=True))
     speed = here * site.best_speed
     of_speed = speed / np.maximum(1e-9, speed.sum(axis=1, keepdims=True))
-    of_devices = here / devices
+    of_devices = here / total
     pool = np.arange(site.num_pools)
     narrow, wide = (_mean(site.holds[pool, at], of_devices) for at in (site.least, site.greatest))
     tightest = np.where(here > 0, site.holds[pool, site.greatest], np.inf).min(axis=1)[:, None]
-    groups = site.groups(now.left)
-    largest = np.maximum(1, groups[:, pool, site.greatest].sum(axis=1, keepdims=True))
-    samples = np.maximum(1, now.samples_left)[:, None]
-    columns: list[Column] = [
+    groups = site.groups(now.left)[:, pool, site.greatest]
+    all_groups = np.maximum(1, groups.sum(axis=1, keepdims=True))
+    pipelines = np.maximum(1, now.samples_left)[:, None] * depth
+    bubbles = (depth - 1) / pipelines
+    hop = _mean(site.hop.diagonal(), of_devices)
+    ratios: list[Ratio] = [
+        (depth, 3),
+        (total / depth, 5),  # devices of a stage
+        (depth * narrow, 5),  # whether the model fits: without TP,
+        (depth * wide, 5),  # with the most,
+        (depth * tightest, 5),  # and on the tightest pool
+        (bubbles * total + 2**-7, 5),  # bubbles at one device a stage
+        (bubbles * all_groups + 2**-7, 5),  # and at groups as large as they get
+        (_mean(site.reduction[pool, site.least], of_devices) / depth, 8),  # reductions of a stage
+        (hop * depth / site.num_blocks, 6),  # hops against a stage
+        (np.where(now.position[:, None] > 0, depth / np.maximum(1, now.before[:, None]), 1), 3),  # as before
+    ]
+    plain: list[Column] = [
         0.0,  # not stopping
-        log2(depth) / 3,
         depth / site.num_blocks,  # blocks of a stage: granularity
-        log2(devices / depth) / 5,  # devices of a stage
-        log2(depth * narrow) / 5,  # whether the model fits: without TP,
-        log2(depth * wide) / 5,  # with the most,
-        log2(depth * tightest) / 5,  # and on the tightest pool
-        log2((depth - 1) * devices / (samples * depth) + 2**-7) / 5,  # bubbles at one device a stage
-        log2((depth - 1) * largest / (samples * depth) + 2**-7) / 5,  # and at groups as large as they get
         -(-site.num_alike // depth) * depth / site.num_alike - 1,  # what unequal cuts of alike blocks lose
         np.maximum(0, site.heaviest * depth - 1),  # what the heaviest block loses
-        log2(_mean(site.reduction[pool, site.least], of_devices) / depth) / 8,  # reductions of a stage
-        log2(_mean(site.hop.diagonal(), of_devices) * depth / site.num_blocks) / 6,  # hops against a stage
-        devices % depth / devices,  # devices left over
-        largest % depth / largest,  # groups left over
+        total % depth / total,  # devices left over
+        all_groups % depth / all_groups,  # groups left over
         _uneven(of_speed, depth),  # whether stages can be dealt out by speed,
-        _uneven(of_devices, depth),  # and by devices
-        log2(depth / np.maximum(1, now.before[:, None]))
-        / 3
-        * (now.position[:, None] > 0),  # like the last one
+        _uneven(of_devices, depth),  # by devices,
+        _uneven(groups / all_groups, depth),  # and by groups
+        _idle(here, total, depth),  # devices left over if each pool is in every copy alike
+        _idle(groups, all_groups, depth),  # and groups
     ]
-    found = stacked(columns, (num, most))
-    stop = np.zeros((num, 1, found.shape[2]), np.float32)
-    stop[:, :, 0] = 1
-    return np.concatenate([stop, found], axis=1)
+    found = np.zeros((num, most + 1, NUM_OPTION_FEATURES[Head.DEPTH]), np.float32)
+    found[:, 1:] = stacked((num, most), ratios, plain)
+    found[:, 0, len(ratios)] = 1
+    return found
 
 
 def _mean(of_pool: Reals, weights: Reals) -> Reals:
@@ -74,122 +73,140 @@ def _mean(of_pool: Reals, weights: Reals) -> Reals:
 def _uneven(share: Reals, depth: Ints) -> Reals:
     """``[A, D]``: how far each pool's share of the stages is from a whole number, together."""
     stages = share[:, :, None] * depth
-    return np.asarray(np.abs(stages - np.round(stages)).sum(axis=1))
+    return np.asarray(np.abs(stages - np.rint(stages)).sum(axis=1))
+
+
+def _idle(counts: Ints, total: Ints, depth: Ints) -> Reals:
+    """``[A, D]``: part of all that is idle where as many copies as there can be take the same of a pool."""
+    copies = np.maximum(1, total // depth)
+    return np.asarray((counts[:, :, None] % copies[:, None]).sum(axis=1) / total)
 
 
 def pool_options(site: Site, now: Progress) -> Floats:
     """``[A, P, FH]``, beside the features that pools have anyway."""
     num, size = len(now.depth), site.num_pools
     pool = np.arange(size)
-    last = now.last[:, 0]
-    follows = (last >= 0)[:, None]
-    at = np.maximum(last, 0)
+    follows = now.last[:, :1] >= 0
+    at = np.maximum(now.last[:, 0], 0)
     here = now.left[:, :, 0]
     speed = here * site.best_speed
     stages = np.maximum(1, now.stages_left)[:, None]
-    of_speed = speed / np.maximum(1e-9, speed.sum(axis=1, keepdims=True))
+    deserved = speed / np.maximum(1e-9, speed.sum(axis=1, keepdims=True)) * stages
     least = site.groups(now.left)[:, pool, site.least]
-    missing = np.maximum(0.02, 1 - now.held)[:, None]
-    same = follows & (last[:, None] == pool)
-    columns: list[Column] = [
+    each = stages / np.maximum(0.02, 1 - now.held)[:, None]
+    same = now.last[:, :1] == pool
+    ratios: list[Ratio] = [
+        (
+            np.where(follows, site.best_speed / np.maximum(1e-9, site.best_speed[at])[:, None], 1),
+            2,
+        ),  # faster?
+        (np.where(follows, site.room / site.room[at][:, None], 1), 2),  # more memory? late stages need less
+        (np.where(follows, site.hop[at], 1), 6),  # the hop to it
+        (deserved, 4),  # stages that its part of the speed deserves
+        (least / stages, 5),  # copies if it took all that is left
+        (site.holds[pool, site.greatest] * each, 5),  # whether all that is missing fits there
+        (site.holds[pool, site.least] * each, 5),
+    ]
+    plain: list[Column] = [
         same,  # one more run there
         follows & (now.runs_of > 0) & ~same,  # back to a pool
         follows,
-        log2(site.best_speed / np.maximum(1e-9, site.best_speed[at])[:, None]) / 2 * follows,  # faster?
-        log2(site.room / site.room[at][:, None]) / 2 * follows,  # more memory? late stages need less
-        log2(site.hop[at]) / 6 * follows,  # the hop to it
-        of_speed * stages / 8,  # stages that its part of the speed deserves
-        log2(of_speed * stages) / 4,
-        log2(least / stages) / 5,  # copies if it took all that is left
-        log2(site.holds[pool, site.greatest] * stages / missing) / 5,  # whether all that is left fits there
-        log2(site.holds[pool, site.least] * stages / missing) / 5,
+        np.minimum(deserved, 16) / 8,
         stages >= 2,
     ]
-    return stacked(columns, (num, size))
+    return stacked((num, size), ratios, plain)
 
 
 def tp_options(site: Site, now: Progress, pool: Ints) -> Floats:
     """``[A, T, FH]``"""
     num, size = len(now.depth), len(site.degrees)
-    degree = np.asarray(site.degrees, float)
+    degree = np.asarray(site.degrees, float)[None]
     own = np.arange(num)
     groups = site.groups(now.left)[own, pool]
     stages = np.maximum(1, now.stages_left)[:, None]
-    missing = np.maximum(0.02, 1 - now.held)[:, None]
+    each = stages / np.maximum(0.02, 1 - now.held)[:, None]
     best = np.maximum(1e-9, site.best_speed[pool])[:, None]
     node = site.node_size[pool][:, None]
     follows = now.last[:, :1] >= 0
-    last_degree = degree[np.maximum(now.last[:, 1:2], 0)]
+    before = degree[0, np.maximum(now.last[:, 1:2], 0)]
     here = np.maximum(1, now.left[own, pool, 0])[:, None]
-    each = site.speed[pool] / degree[None, :, None] / best[:, :, None]
-    depth = np.maximum(1, now.depth)[:, None]
-    columns: list[Column] = [
-        log2(degree) / 3,
-        *(log2(each[:, :, k]) for k in range(each.shape[2])),  # what it costs, by share
-        log2(site.holds[pool] * stages / missing) / 5,  # whether the stages left can hold what is missing
-        log2(site.holds_states[pool] * stages / missing) / 5,
-        log2(groups / stages) / 5,  # copies if all stages left were such
+    speed = site.speed[pool]
+    cost = speed / (degree * best)[:, :, None]
+    last = np.maximum(1e-9, now.speeds[:, 2:3])
+    ratios: list[Ratio] = [
+        (degree, 3),
+        *((cost[:, :, k], 1) for k in range(cost.shape[2])),  # what it costs, by share
+        (site.holds[pool] * each, 5),  # whether the stages left can hold what is missing
+        (site.holds_states[pool] * each, 5),
+        (groups / stages, 5),  # copies if all stages left were such
+        (degree / node, 3),
+        (site.reduction[pool] / np.maximum(1, now.depth)[:, None], 8),  # reductions of a stage between nodes
+        (np.where(follows, degree / before, 1), 3),
+        (np.where(follows, speed.max(axis=2) / last, 1), 2),  # against the last stage
+    ]
+    plain: list[Column] = [
         1 - groups * degree / here,  # devices that no group of this degree uses
         np.where(groups > 0, groups % stages / np.maximum(1, groups), 1.0),  # groups left over
-        log2(degree / node) / 3,
         degree == node,  # a group is a node
         node % degree > 0,  # groups leave something of a node
-        log2(site.reduction[pool] / depth) / 8,  # reductions of a stage between nodes
-        follows & (now.last[:, :1] == pool[:, None]) & (last_degree == degree),  # as before
-        log2(degree / last_degree) / 3 * follows,
-        _against(site.speed[pool].max(axis=2), now.speeds[:, 2:3]) * follows,  # against the last stage
+        (now.last[:, :1] == pool[:, None]) & (before == degree),  # as before
     ]
-    return stacked(columns, (num, size))
-
-
-def _against(speed: Reals, other: Reals) -> Reals:
-    """Half the logarithm of their ratio."""
-    return log2(speed / np.maximum(1e-9, other)) / 2
+    return stacked((num, size), ratios, plain)
 
 
 def width_options(site: Site, now: Progress, pool: Ints, tp: Ints, *, most: int) -> Floats:
     """``[A, most, FH]``: the first ``most`` of ``WIDTHS``."""
     num = len(now.depth)
-    own = np.arange(num)
     width = np.asarray(WIDTHS[:most])[None]
     degree = np.asarray(site.degrees)[tp][:, None]
-    groups = np.maximum(1, site.groups(now.left)[own, pool, tp])[:, None]
-    at_start = np.maximum(1, site.groups(now.start)[own, pool, tp])[:, None]
+    groups = np.maximum(1, _groups(site, now.left, pool, tp))[:, None]
+    at_start = np.maximum(1, _groups(site, now.start, pool, tp))[:, None]
     stages = np.maximum(1, now.stages_left)[:, None]
     node = site.node_size[pool][:, None]
     follows = now.last[:, :1] >= 0
     last = np.maximum(1, now.last[:, 2:3])
-    one = site.speed[pool, tp].max(axis=1)[:, None]
+    speed = width * site.speed[pool, tp].max(axis=1)[:, None]
     placed = np.maximum(1, now.depth - now.stages_left)[:, None]
-    before = copies_of(now)[:, None]
-    copies = np.where(follows, np.minimum(before, at_start // width), at_start // width)
+    before = now.copies[:, None]
+    here = at_start // width
+    copies = np.where(follows, np.minimum(before, here), here)
     devices = width * degree
-    # the even stage of this template if it stands as often as now and all that is left shares in it
-    even = (now.left[:, :, 0] * site.best_speed).sum(axis=1)[:, None] / stages
-    columns: list[Column] = [
-        log2(width) / 4,
-        width == 1,
-        log2(degree) / 3,
-        log2(groups / (width * stages)) / 5,  # copies if all stages left were such
-        1 - groups // width * width / groups,  # groups left over,
-        1 - groups // (width * stages) * (width * stages) / groups,  # also with all stages left
-        log2(copies) / 6,  # copies of the template at the most
-        log2(np.maximum(copies, 0.5) / np.maximum(before, 0.5))
-        / 3
-        * follows,  # fewer than the stages so far allow?
-        log2(copies * width / at_start) / 3,  # part of the pool that they use for this stage
-        _against(width * one, now.speeds[:, 2:3]) * follows,  # speed against the last stage,
-        _against(width * one, now.speeds[:, 0:1] / placed) * follows,  # the mean stage,
-        _against(width * one * copies, even),  # and an even share of what is left
-        log2(width / last) / 3 * follows,
-        follows & (width == last),
-        follows & ((width % last == 0) | (last % width == 0)),  # shares of neighbours divide each other
-        log2(devices / node) / 4,  # whether its reduction stays within a node
-        node % np.minimum(devices, node) == 0,  # and nodes divide evenly
-        log2(site.global_batch / (np.maximum(copies, 1) * width)) / 6,  # micro-batches at one sample each
-        log2(site.reduction_inside[pool, tp] / np.maximum(1, now.depth))[:, None] / 8,
+    left = now.left[:, :, 0]
+    # the even stage if this template stands as often as now and all that is left shares in it
+    even = np.maximum(1e-9, (left * site.best_speed).sum(axis=1)[:, None] / stages)
+    fastest = np.where(left > 0, site.best_speed, 1e-9).max(axis=1)[:, None]
+    ratios: list[Ratio] = [
+        (width, 4),
+        (degree, 3),
+        (groups / (width * stages), 5),  # copies if all stages left were such
+        (copies, 6),  # copies of the template at the most
+        (np.where(follows, np.maximum(copies, 0.5) / np.maximum(before, 0.5), 1), 3),  # fewer than so far?
+        (copies * width / at_start, 3),  # part of the pool that they use for this stage
+        (np.where(follows, speed / np.maximum(1e-9, now.speeds[:, 2:3]), 1), 2),  # speed against the last
+        (np.where(follows, speed / np.maximum(1e-9, now.speeds[:, :1] / placed), 1), 2),  # the mean stage,
+        (speed * copies / even, 2),  # an even share of what is left,
+        (speed / fastest, 3),  # and the fastest device that is left: narrow stages go there
+        (np.where(follows, width / last, 1), 3),
+        (devices / node, 4),  # whether its reduction stays within a node
+        (site.global_batch / (np.maximum(copies, 1) * width), 6),  # micro-batches at one sample each
+        (site.reduction_inside[pool, tp][:, None] / np.maximum(1, now.depth)[:, None], 8),
     ]
-    return stacked(columns, (num, width.shape[1]))
+    plain: list[Column] = [
+        width == 1,
+        groups % width / groups,  # groups left over,
+        groups % (width * stages) / groups,  # also with all stages left
+        width == now.last[:, 2:3],
+        follows & ((width % last == 0) | (last % width == 0)),  # shares of neighbours divide each other
+        node % np.minimum(devices, node) == 0,  # nodes divide evenly
+    ]
+    return stacked((num, width.shape[1]), ratios, plain)
+
+
+def _groups(site: Site, places: Ints, pool: Ints, tp: Ints) -> Ints:
+    """``[A]``: of one pool and degree each."""
+    takes = site.takes[pool, tp]
+    each = np.where(takes > 0, places[np.arange(len(pool)), pool] // np.maximum(1, takes), MANY)
+    return np.asarray(each.min(axis=1), np.int64)
 
 
 def length_options(site: Site, now: Progress, pool: Ints, tp: Ints, width: Ints, *, most: int) -> Floats:
@@ -200,41 +217,39 @@ def length_options(site: Site, now: Progress, pool: Ints, tp: Ints, width: Ints,
     stages = np.maximum(1, now.stages_left)[:, None]
     depth = np.maximum(1, now.depth)[:, None]
     start, left = now.start[own, pool], now.left[own, pool]
-    more = (length * width[:, None])[:, :, None] * site.takes[pool, tp][:, None]
-    used = (start - left)[:, None] + more
-    with np.errstate(divide="ignore", invalid="ignore"):
-        here = np.floor(np.where(used > 0, start[:, None] / used, np.inf).min(axis=2))
+    taken = length * width[:, None]
+    used = (start - left)[:, None] + taken[:, :, None] * site.takes[pool, tp][:, None]
+    here = np.where(used > 0, start[:, None] // np.maximum(1, used), MANY).min(axis=2)
     follows = now.last[:, :1] >= 0
-    before = np.where(follows, copies_of(now)[:, None], here)
+    before = np.where(follows, now.copies[:, None], here)
     copies = np.minimum(before, here)
-    deserved = _deserved(site, now)[own, pool][:, None]
-    groups = np.maximum(1, site.groups(now.left)[own, pool, tp])[:, None]
+    speed = now.start[:, :, 0] * site.best_speed
+    deserved = (speed[own, pool] / np.maximum(1e-9, speed.sum(axis=1)) * now.depth)[:, None]
+    groups = np.maximum(1, _groups(site, now.left, pool, tp))[:, None]
     others = now.left[:, :, 0].sum(axis=1)[:, None] - left[:, :1]
     rest = stages - length
+    is_last = rest <= 0
+    some = np.maximum(1, rest)
     held = now.held[:, None] + length * site.holds[pool, tp][:, None]
-    degree = np.asarray(site.degrees)[tp][:, None]
-    columns: list[Column] = [
+    missing = np.maximum(0.02, 1 - held)
+    ratios: list[Ratio] = [
+        (length, 4),
+        (copies, 6),  # copies of the template at the most
+        (np.maximum(copies, 0.5) / np.maximum(before, 0.5), 3),  # fewer than the stages so far allow?
+        (held, 4),  # part of the model that all stages so far hold
+        (np.where(is_last, 1, missing / some), 6),  # what each other must hold
+        (np.where(is_last, 1, np.maximum(others, 0.5) / some), 5),  # other devices for the others
+        (width[:, None], 4),
+        (np.asarray(site.degrees)[tp][:, None], 3),
+    ]
+    plain: list[Column] = [
         length / stages,
-        rest == 0,  # the template is complete
-        log2(length) / 4,
-        log2(copies) / 6,  # copies of the template at the most
-        log2(np.maximum(copies, 0.5) / np.maximum(before, 0.5)) / 3,  # fewer than the stages so far allow?
-        copies * used[:, :, 0] / np.maximum(1, start[:, :1]),  # part of the pool that they use
-        1 - groups // (length * width[:, None]) * (length * width[:, None]) / groups,  # groups left over
-        length * width[:, None] == groups,  # all of the pool
+        is_last,  # the template is complete
+        copies * used[:, :, 0] / np.maximum(1, start[:, :1]),  # part of the pool that the copies use
+        groups % taken / groups,  # groups left over
+        taken == groups,  # all of the pool
         (length - deserved) / depth,  # against the stages that its speed deserves
         np.abs(length - deserved) < 0.5,
-        log2(held) / 4,  # part of the model that all stages so far hold
-        log2(np.maximum(0.02, 1 - held) / np.maximum(1, rest)) / 6 * (rest > 0),  # what each other must hold
-        log2(np.maximum(others, 0.5) / np.maximum(1, rest)) / 5 * (rest > 0),  # other devices for the others
-        log2(width)[:, None] / 4,
-        log2(degree) / 3,
         (now.runs_of > 0).sum(axis=1)[:, None] / 3,  # pools in use: the more, the likelier all that is left
     ]
-    return stacked(columns, (num, length.shape[1]))
-
-
-def _deserved(site: Site, now: Progress) -> Reals:
-    """``[A, P]``: stages of the template, if they were dealt out by speed."""
-    speed = now.start[:, :, 0] * site.best_speed
-    return np.asarray(speed / np.maximum(1e-9, speed.sum(axis=1, keepdims=True)) * now.depth[:, None])
+    return stacked((num, length.shape[1]), ratios, plain)

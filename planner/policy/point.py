@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from .decision import Bools, Decision, Floats, Head, Ints
+from .decision import MOST_STAGES, Bools, Decision, Floats, Head, Ints
 from .features import overall_features, pool_constants, pool_features, site_constants
 from .masks import Anything, Buildable, Masks
 from .options import depth_options, length_options, pool_options, tp_options, width_options
@@ -13,39 +13,55 @@ from .site import Site
 
 
 class Point:
-    """What all decisions until the next run share."""
+    """What all decisions until the next run share; alike rollouts are looked at once."""
 
     def __init__(self, of: "Rolling") -> None:
         self.site = of.site
         self.numbers = of.numbers
         self.features = of.features
-        now = of.progress.take(np.arange(len(of)))
-        self.masks: Masks = Buildable(of.site, now) if of.masked else Anything(of.site, now)
-        np.maximum(now.left, 0, out=now.left)  # without masks there may be less than nothing
-        self.now = now
+        self.masks_of = Buildable if of.masked else Anything
+        self.now = of.progress
+        self.position, self.run = of.progress.position.copy(), of.progress.run.copy()
+        self.alike = of.alike
+        self._group()
+        shape = len(of), of.site.num_pools, 0
+        self.pools, self.overall = np.zeros(shape, np.float32), np.zeros(shape[::2], np.float32)
         if of.features:
-            self.pools = pool_features(of.site, of.of_pools, now)
-            self.overall = overall_features(of.site, of.of_site, now)
-        else:
-            self.pools = np.zeros((len(of), of.site.num_pools, 0), np.float32)
-            self.overall = np.zeros((len(of), 0), np.float32)
+            self.pools = pool_features(of.site, of.of_pools, self.few)[self.same]
+            self.overall = overall_features(of.site, of.of_site, self.few)[self.same]
+
+    def _group(self) -> None:
+        """One of each alike are ``few``, whose rows are ``first``; ``same``: the place of each in those."""
+        _, self.first, self.same = np.unique(self.alike, return_index=True, return_inverse=True)
+        self.few = self.now.take(self.first)
+        self.masks: Masks = self.masks_of(self.site, self.few)
+        np.maximum(self.few.left, 0, out=self.few.left)  # without masks there may be less than nothing
+
+    def tell(self, option: Ints) -> None:
+        """What the rollouts chose: those that chose differently are not alike any more."""
+        alike = np.unique(self.alike * (MOST_STAGES + 1) + option, return_inverse=True)[1]
+        self.alike = np.asarray(alike, np.int64)
+        if self.alike.max() >= len(self.first):
+            self._group()
 
     def decision(self, head: Head, *chosen: Ints) -> Decision:
         """One head's question; ``chosen``: pool, index of the TP degree and width, as far as they are."""
-        mask = self._mask(head, *chosen)
+        few = tuple(column[self.first] for column in chosen)
+        mask = self._mask(head, *few)
         options = np.zeros((*mask.shape, 0), np.float32)
         if self.features:
-            options = self._options(head, mask.shape[1], *chosen)
+            options = self._options(head, mask.shape[1], *few)
         return Decision(
             head=head,
             pools=self.pools,
             overall=self.overall,
-            options=options,
-            mask=mask,
-            chosen_pool=chosen[0] if chosen else np.full(len(mask), -1, np.int64),
+            options=options[self.same],
+            mask=mask[self.same],
+            chosen_pool=chosen[0] if chosen else np.full(len(self.numbers), -1, np.int64),
             active=self.numbers,
-            position=self.now.position,
-            run=self.now.run,
+            position=self.position,
+            run=self.run,
+            alike=self.alike,
         )
 
     def _mask(self, head: Head, *chosen: Ints) -> Bools:
@@ -65,15 +81,15 @@ class Point:
     def _options(self, head: Head, count: int, *chosen: Ints) -> Floats:
         match head:
             case Head.DEPTH:
-                return depth_options(self.site, self.now, count - 1)
+                return depth_options(self.site, self.few, count - 1)
             case Head.POOL:
-                return pool_options(self.site, self.now)
+                return pool_options(self.site, self.few)
             case Head.TP:
-                return tp_options(self.site, self.now, *chosen)
+                return tp_options(self.site, self.few, *chosen)
             case Head.WIDTH:
-                return width_options(self.site, self.now, *chosen, most=count)
+                return width_options(self.site, self.few, *chosen, most=count)
             case Head.LENGTH:
-                return length_options(self.site, self.now, *chosen, most=count)
+                return length_options(self.site, self.few, *chosen, most=count)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +100,8 @@ class Rolling:
     progress: Progress
     numbers: Ints
     """``[A]``"""
+    alike: Ints
+    """``[A]``: equal where all choices so far are."""
     of_pools: Floats
     of_site: Floats
     masked: bool
@@ -93,14 +111,16 @@ class Rolling:
     def of(cls, site: Site, num: int, *, masked: bool = True, features: bool = True) -> "Rolling":
         """At the beginning."""
         constants = pool_constants(site), site_constants(site)
-        return cls(site, Progress.of(site, num), np.arange(num), *constants, masked, features)
+        alike = np.zeros(num, np.int64)
+        return cls(site, Progress.of(site, num), np.arange(num), alike, *constants, masked, features)
 
     def __len__(self) -> int:
         return len(self.numbers)
 
     def take(self, rows: Ints) -> "Rolling":
         """A copy of some."""
-        return replace(self, progress=self.progress.take(rows), numbers=self.numbers[rows])
+        few = self.progress.take(rows)
+        return replace(self, progress=few, numbers=self.numbers[rows], alike=self.alike[rows])
 
     def point(self) -> Point:
         """Where they are."""

@@ -17,7 +17,7 @@ from arachne_runtime.plan.files import write_whole
 
 from .decision import Floats
 from .features import FEATURES_VERSION
-from .network import first_parameters, sizes
+from .network import initial_parameters, sizes
 
 WEIGHTS = Path(__file__).parent / "weights" / "policy.npz"
 """The weights that ship."""
@@ -57,7 +57,7 @@ class Policy:
     def new(cls, seed: int, architecture: Architecture | None = None) -> "Policy":
         """With random weights."""
         made = architecture or Architecture()
-        return cls(first_parameters(made.hidden, film=made.film, seed=seed), Meta(architecture=made))
+        return cls(initial_parameters(seed, hidden=made.hidden, film=made.film), Meta(architecture=made))
 
     @classmethod
     def load(cls, path: Path | None = None) -> "Policy":

@@ -36,6 +36,8 @@ class Progress:
     """``[A, P]``: runs on each pool."""
     widest: Ints
     """``[A]``: samples of the smallest micro-batch that gives every replica the share it needs."""
+    copies: Ints
+    """``[A]``: of the runs so far that what was left when the template began holds; 1 where there is none."""
     held: Reals
     """``[A]``: parts of the model that its stages hold."""
     speeds: Reals
@@ -61,6 +63,7 @@ class Progress:
             last=np.full((num, 3), -1, np.int64),
             runs_of=np.zeros((num, site.num_pools), np.int64),
             widest=zero[4],
+            copies=np.ones(num, np.int64),
             held=np.zeros(num),
             speeds=np.zeros((num, 3)),
             before=zero[5],
@@ -69,7 +72,7 @@ class Progress:
 
     def take(self, rows: Ints) -> "Progress":
         """A copy of some."""
-        return Progress(*(getattr(self, f.name)[rows] for f in fields(self)))
+        return Progress(*(getattr(self, name)[rows] for name in FIELDS))
 
     def begin(self, rows: Ints, depth: Ints) -> None:
         """A template of so many stages."""
@@ -77,6 +80,7 @@ class Progress:
         self.depth[rows] = self.stages_left[rows] = depth
         self.run[rows] = self.runs_of[rows] = self.widest[rows] = 0
         self.held[rows] = self.speeds[rows] = 0
+        self.copies[rows] = 1
         self.last[rows] = -1
         self.stages[rows] = 0
 
@@ -90,6 +94,8 @@ class Progress:
         made = np.stack([pool, degrees[tp], width], axis=1)
         self.stages[rows] = np.where(here[:, :, None], made[:, None], self.stages[rows])
         self.stages_left[rows] -= length
+        copies = _quotient(self.start[rows, pool], self.start[rows, pool] - self.left[rows, pool])
+        self.copies[rows] = np.where(self.run[rows] > 0, np.minimum(self.copies[rows], copies), copies)
         self.run[rows] += 1
         self.runs_of[rows, pool] += 1
         self.widest[rows] = np.maximum(self.widest[rows], width * site.least_share[pool, tp])
@@ -110,9 +116,9 @@ class Progress:
         self.stages[rows, :, 2] = width // common[:, None]
         used = (self.start[rows] - self.left[rows]) // common[:, None, None]
         widest = self.widest[rows] // common
-        copies = np.minimum(
-            _quotient(self.start[rows], used), self.samples_left[rows] // np.maximum(1, widest)
-        )
+        every = (len(rows), -1)
+        fitting = _quotient(self.start[rows].reshape(every), used.reshape(every))
+        copies = np.minimum(fitting, self.samples_left[rows] // np.maximum(1, widest))
         self.left[rows] = self.start[rows] - copies[:, None, None] * used
         self.samples_left[rows] -= copies * widest
         self.before[rows] = self.depth[rows]
@@ -122,6 +128,9 @@ class Progress:
 
 
 def _quotient(have: Ints, each: Ints) -> Ints:
-    """``[A]``: how often all of ``each`` are in ``have``, both ``[A, P, L]``."""
+    """``[A]``: how often all of ``each`` are in ``have``, both ``[A, L]``."""
     often: NDArray[Any] = np.where(each > 0, have // np.maximum(each, 1), MANY)
-    return np.asarray(often.min(axis=(1, 2)), np.int64)
+    return np.asarray(often.min(axis=1), np.int64)
+
+
+FIELDS = tuple(field.name for field in fields(Progress))

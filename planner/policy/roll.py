@@ -4,7 +4,7 @@ Sampling, replaying of labels and uniform choice differ in their chooser only. M
 comes out can be built: every group of every copy has its devices, within the limits of ``Supply``.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -45,8 +45,9 @@ def roll(
     found: list[tuple[Ints, Ints, Ints, Ints]] = []
     rolling = _begun(Rolling.of(site, num, masked=masked, features=features), choose)
     while len(rolling):
-        progress = rolling.progress
-        progress.place(site, np.arange(len(rolling)), *_chosen_run(rolling.point(), choose))
+        progress, point = rolling.progress, rolling.point()
+        progress.place(site, np.arange(len(rolling)), *_chosen_run(point, choose))
+        rolling = replace(rolling, alike=point.alike)
         done = np.nonzero(progress.stages_left == 0)[0]
         if len(done):
             position, copies = progress.position[done], progress.finish(done)
@@ -72,9 +73,11 @@ def _begun(rolling: Rolling, choose: Chooser) -> Rolling:
     between = np.nonzero(rolling.progress.depth == 0)[0]
     if not len(between):
         return rolling
-    depth = _answer(rolling.take(between).point(), choose, Head.DEPTH)
+    point = rolling.take(between).point()
+    depth = _answer(point, choose, Head.DEPTH)
     on = depth > 0
     rolling.progress.begin(between[on], depth[on])
+    rolling.alike[between] = rolling.alike.max() + 1 + point.alike
     return rolling.take(np.nonzero(rolling.progress.depth > 0)[0])
 
 
@@ -90,4 +93,5 @@ def _answer(point: Point, choose: Chooser, head: Head, *chosen: Ints) -> Ints:
     decision = point.decision(head, *chosen)
     found = np.asarray(choose(decision), np.int64)
     assert decision.mask[np.arange(len(found)), found].all(), f"{head}: not allowed"
+    point.tell(found)
     return found

@@ -63,6 +63,9 @@ class Site:
     """``[P, P]``: seconds of one sample's boundary between two nodes, over those of one block."""
     hop_inside: Reals
     """``[P]``: the same within a node."""
+    exchange: Reals
+    """``[P, 2]``: seconds in which one device sends what a sample sends to experts, inside a node and to
+    another, over those of the whole model; 0 where there are none."""
     global_batch: int
     most_micro_batch: int
     num_blocks: int
@@ -173,6 +176,7 @@ class _Maker:
             reduction_inside=self._reductions(inside=True) / ideal_s,
             hop=self._hops() / block_s,
             hop_inside=np.array([self._hop(p, p, inside=True) for p in range(self.shape[0])]) / block_s,
+            exchange=self._exchanges() * mean,
             global_batch=self.request.global_batch,
             most_micro_batch=self.request.most_micro_batch,
             num_blocks=len(self.request.model.blocks),
@@ -246,6 +250,15 @@ class _Maker:
     def _hop(self, a: int, b: int, *, inside: bool) -> float:
         link: Link = self.network.link(a, b, inside)
         return link.seconds(int(self.boundary_bytes))
+
+    def _exchanges(self) -> Reals:
+        """There and back, in both directions of a micro-batch."""
+        routed = 4 * float(sum(self.request.tables.routed_bytes))
+        each = [
+            [self.network.per_byte(p, inside=inside, senders=1) for inside in (True, False)]
+            for p in range(self.shape[0])
+        ]
+        return np.array(each) * routed
 
     def _heaviest(self, usable: Bools, devices: Ints) -> float:
         """Mean over devices."""
