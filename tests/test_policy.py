@@ -482,3 +482,23 @@ def test_random_is_of_the_seed_alone():
     )
     assert np.array_equal(first.shapes.width, again.shapes.width)
     assert np.array_equal(first.copies, again.copies)
+
+
+def test_alike_runs_are_one_where_there_is_a_choice():
+    """Neighbouring runs differ, but where only one kind of stage is left."""
+    site, _ = site_of(MIXED)
+    runs = {}
+
+    def choose(decision):
+        chosen = Uniform(np.random.default_rng(len(runs)))(decision)
+        keys = zip(decision.active.tolist(), decision.position.tolist(), decision.run.tolist(), strict=True)
+        for row, key in enumerate(keys):
+            if decision.head in (Head.POOL, Head.TP, Head.WIDTH):
+                runs.setdefault(key, []).append((int(chosen[row]), int(decision.mask[row].sum())))
+        return chosen
+
+    roll(site, 64, choose)
+    pairs = [(runs[a, b, c - 1], run) for (a, b, c), run in runs.items() if c]
+    same = [run for before, run in pairs if [x for x, _ in before] == [x for x, _ in run]]
+    assert len(pairs) > 100
+    assert all(run[-1][1] == 1 for run in same)

@@ -71,7 +71,12 @@ class Buildable:
         fits = widths <= self.groups[own, pool, tp][:, None]
         fits &= widths * self.site.least_share[pool, tp][:, None] <= self.samples[:, None]
         after = self._after(pool[:, None], tp[:, None], widths)
-        return np.asarray(fits & (after >= self.now.stages_left[:, None] - 1))
+        mask = fits & (after >= self.now.stages_left[:, None] - 1)
+        # two alike runs behind each other are one, said again; but there must be a way on
+        last_pool, last_tp, last_width = self.now.last.T
+        again = (widths == last_width[:, None]) & ((last_pool == pool) & (last_tp == tp))[:, None]
+        other = mask & ~again
+        return np.asarray(np.where(other.any(axis=1, keepdims=True), other, mask))
 
     def length(self, pool: Ints, tp: Ints, width: Ints) -> Bools:
         """So many stages."""
