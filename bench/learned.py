@@ -13,9 +13,10 @@ from multiprocessing import get_context
 from pathlib import Path
 
 from bench.learned_cells import Effort
+from bench.learned_contestants import BRIEF_MARK
 from bench.learned_pictures import draw
 from bench.learned_problems import Composition, grid
-from bench.learned_records import Contest, Planned, Record
+from bench.learned_records import SHORT_S, Contest, Planned, Record
 from bench.learned_tables import Ablation, shares, shares_in_time, table, with_variants
 from bench.learned_units import Match, Plans, run
 from bench.learned_verdicts import contested, enough, planned, unseen
@@ -89,13 +90,13 @@ FULL = Scale(
     marks=MARKS,
     fine_marks=FINE_MARKS,
     budgets_s=BUDGETS_S,
-    compositions=24,
-    ablated=8,
+    compositions=20,
+    ablated=12,
     unseen=6,
     most_devices=1024,
     whole_grid=True,
     refined_s=60.0,
-    refined_every=2,
+    refined_every=3,
 )
 QUICK = Scale(
     seeds=(0,),
@@ -123,7 +124,8 @@ def measure(options: Options) -> Iterator[Result]:
     plans = [(unit.problem, records[unit.name]) for unit in units if isinstance(unit, Plans)]
     new = [r for p, r in plans if isinstance(p, Composition) and isinstance(r, Planned)]
     cells = [r for p, r in plans if not isinstance(p, Composition) and isinstance(r, Planned)]
-    parts = Ablation.of(with_variants(contests), scale.marks, scale.budgets_s)
+    marks = [n for n in scale.marks if n <= BRIEF_MARK]
+    parts = Ablation.of(with_variants(contests), marks, (SHORT_S,))
     for line in (*told(contests, scale), *table("without one part each", parts.heads, parts.rows)):
         print(line, flush=True)
     if options.out is not None:

@@ -19,6 +19,9 @@ WEIGHTS = Path(__file__).parent / "data" / "learned"
 
 FILES = {IMITATED: "imitation.npz", IMPROVED: "policy-gradient.npz", PLAIN: "without-film.npz"}
 
+BRIEF_MARK = 100
+"""Evaluations up to which variants are compared."""
+
 MANY_BATCHES = 64
 """Of samples: enough for a thousand shapes wherever there are as many."""
 
@@ -34,6 +37,8 @@ class Contestant:
     """Its proposals without end, where evaluations are counted."""
     fine: bool = False
     """Whether it is looked at often."""
+    brief: bool = False
+    """Whether what comes after ``BRIEF_MARK`` evaluations, or in other than ``SHORT_S``, is left out."""
     drawn: bool = True
     """Whether it depends on the seed."""
     steps: tuple[Step, ...] = tuple(Step)
@@ -59,20 +64,25 @@ def variants() -> Iterator[Contestant]:
     """The policy without one part each; those whose weights there are."""
     for name, file in FILES.items():
         if (WEIGHTS / file).is_file():
-            yield _learned(name, Policy.load(WEIGHTS / file))
+            yield _learned(name, Policy.load(WEIGHTS / file), brief=True)
     policy = Policy.load()
-    yield _learned(UNMASKED, policy, masked=False)
-    yield _learned(UNPACKED, policy, steps=(Step.REFINE,))
-    yield _learned(UNREFINED, policy, steps=(Step.PACK,))
+    yield _learned(UNMASKED, policy, masked=False, brief=True)
+    yield _learned(UNPACKED, policy, steps=(Step.REFINE,), brief=True)
+    yield _learned(UNREFINED, policy, steps=(Step.PACK,), brief=True)
 
 
 def _learned(
-    name: str, policy: Policy, *, masked: bool = True, steps: tuple[Step, ...] = tuple(Step)
+    name: str,
+    policy: Policy,
+    *,
+    masked: bool = True,
+    steps: tuple[Step, ...] = tuple(Step),
+    brief: bool = False,
 ) -> Contestant:
     usual = Learned(policy, masked=masked)
     endless = Learned(policy, masked=masked, temperatures=usual.temperatures * (MANY_BATCHES // 2))
     counted = endless if Step.REFINE in steps else None  # evaluations are counted without refinement anyway
-    return Contestant(name=name, sources=(usual,), counted=counted, fine=True, steps=steps)
+    return Contestant(name=name, sources=(usual,), counted=counted, fine=True, brief=brief, steps=steps)
 
 
 @cache

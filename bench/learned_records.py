@@ -16,6 +16,9 @@ UNIFORM = "uniform plans"
 SHIPPED = "shipped"
 """What `find_plan` uses when nothing is said: the policy, then the enumeration."""
 
+SHORT_S = 0.1
+"""CPU seconds in which policy, enumeration and variants are compared."""
+
 Kept = TypeVar("Kept", bound=msgspec.Struct)
 
 

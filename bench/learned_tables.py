@@ -90,6 +90,6 @@ def table(title: str, heads: Sequence[str], rows: Rows) -> Iterator[str]:
 
 def _cell(found: BySeed) -> str:
     if not found.values or not isfinite(found.figure):
-        return "never" if found.figure == inf else "-"
+        return "not reached" if found.figure == inf else "-"
     low, high = min(found.values), max(found.values)
     return f"{found.figure:.4g} [{low:.4g}, {high:.4g}]"

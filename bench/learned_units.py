@@ -1,18 +1,27 @@
 """One problem measured in a process of its own, and kept: contests of sources, planned cells."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from hashlib import sha256
 from pathlib import Path
 
 from bench.learned_cells import Effort, planned
-from bench.learned_contestants import Contestant, contestants, every_source, variants
+from bench.learned_contestants import (
+    BRIEF_MARK,
+    Contestant,
+    contestants,
+    every_source,
+    variants,
+)
 from bench.learned_curves import curve, deterministic, timed
 from bench.learned_problems import Problem, sort_of
-from bench.learned_records import Contest, Curve, Planned, Record, Timed, kept
+from bench.learned_records import SHORT_S, Contest, Curve, Planned, Record, Timed, kept
 from bench.planners import kept_in
+from planner.exhaustive import random_request
 from planner.peers import PEERS
+from planner.policy import Policy
+from planner.search import find_plan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +56,7 @@ class Match:
                 if seed == self.seeds[0] or contestant.drawn:
                     if contestant.counted or contestant.sources == ():
                         curves.append(self._curve(contestant, seed))
-                    found += [self._timed(contestant, seed, budget_s) for budget_s in self.budgets_s]
+                    found += self._timed(contestant, seed)
         return Contest(
             problem=self.problem.name,
             sort=sort_of(self.problem.request()),
@@ -58,14 +67,18 @@ class Match:
     def _curve(self, contestant: Contestant, seed: int) -> Curve:
         request = self.problem.request()
         marks = self.fine_marks if contestant.fine else self.marks
+        if contestant.brief:
+            marks = tuple(n for n in marks if n <= BRIEF_MARK)
         if contestant.counted:
             values = curve(request, contestant.counted, seed=seed, marks=marks, packed=contestant.packed)
         else:
             values = (deterministic(request),) * len(marks)
         return Curve(contestant=contestant.name, seed=seed, evaluations=marks, samples_per_s=values)
 
-    def _timed(self, contestant: Contestant, seed: int, budget_s: float) -> Timed:
-        return timed(self.problem.request(), contestant, seed=seed, budget_s=budget_s)
+    def _timed(self, contestant: Contestant, seed: int) -> Iterator[Timed]:
+        for budget_s in self.budgets_s:
+            if budget_s == SHORT_S or not contestant.brief:
+                yield timed(self.problem.request(), contestant, seed=seed, budget_s=budget_s)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,7 +113,15 @@ def _known_peer(folder: Path | None, name: str) -> tuple[float, str] | None:
 
 def run(unit: Match | Plans, folder: Path | None) -> Record:
     """For a pool of processes."""
+    warm_up()
     return unit.measured(folder)
+
+
+@cache
+def warm_up() -> None:
+    """What a process loads for its first plan is no part of planning."""
+    find_plan(random_request(0), evaluations=20, peers=())
+    Policy.load()
 
 
 def _file(folder: Path | None, name: str) -> Path | None:

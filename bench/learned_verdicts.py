@@ -12,14 +12,12 @@ from bench.learned_records import (
     LEARNED,
     RANDOM,
     SHIPPED,
+    SHORT_S,
     Contest,
     Planned,
     ratio,
 )
 from bench.report import Result, at_least, at_most
-
-SHORT_S = 0.1
-"""The budget at which policy and enumeration are compared."""
 
 ENOUGH = 1.001
 """Median gain of the policy below which enumeration counts as enough: a tenth of the price's own error."""
