@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from planner.search.cut import min_max_cut, min_sum_cut, trade_off_cuts
+from planner.cuts import min_max_cut, min_sum_cut, trade_off_cuts
 from planner.search.deal import pack_samples
 
 

@@ -18,17 +18,12 @@ from arachne_runtime.plan.plan import ScheduleKind
 from arachne_runtime.plan.rules import check_plan
 from planner import catalog
 from planner.cost import Estimate, price
+from planner.cuts import least_slowest, least_slowest_of_every_depth
 from planner.exhaustive import Limits, random_request
 from planner.peers import PEERS, Amp, Espresso, Even, HexiScale, Metis, Sailor, Strategy, Uniform
-from planner.peers.cuts import (
-    even_layers,
-    in_proportion,
-    least_slowest,
-    least_slowest_of_every_depth,
-    runs_of,
-)
 from planner.peers.hexiscale import Division, Partition, Scheduler
 from planner.peers.metis import orders, sums
+from planner.peers.rough_cuts import even_layers, in_proportion, runs_of
 from planner.peers.sailor import mixtures_of
 from planner.peers.shortlist import Shortlist
 from planner.peers.site import Site

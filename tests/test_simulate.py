@@ -14,9 +14,9 @@ from arachne_runtime.plan.plan import ScheduleKind
 from arachne_runtime.plan.schedule import PRICEABLE, Work, row_actions
 from planner.cost import Estimate, price
 from planner.cost.simulate import Actor, Stages, play
+from planner.cuts import Cut
 from planner.exhaustive import Limits, random_request
 from planner.request import Request
-from planner.search.cut import Cut
 from tests.test_exhaustive import every_plan
 
 KINDS = PRICEABLE

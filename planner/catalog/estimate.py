@@ -1,10 +1,13 @@
 """Analytic seconds of a block of a model on a tensor-parallel group inside a usual node."""
 
+from functools import partial
+
 from arachne_runtime.plan.model import ModelSpec
 from arachne_runtime.plan.profile import TpCommunication
-from arachne_runtime.units import GB, Bytes, Seconds
+from arachne_runtime.units import GB, Seconds
 
 from .analytic import Speed, tensor_share
+from .collectives import num_collectives, ring_seconds, summed_bytes
 from .devices import DeviceType
 
 
@@ -30,23 +33,12 @@ def estimate(
         share=tensor_share(model, tp, samples),
     )
     if tp > 1 and communication is TpCommunication.INCLUDED:
-        extra = _collectives(model, block) * _ring(on, tp, samples * _width(model, block))
+        ring = ring_seconds(partial(_message_seconds, on), samples * summed_bytes(model, block), tp)
+        extra = num_collectives(model, block) * ring
         return forward + extra, backward + extra
     return forward, backward
 
 
-def _collectives(model: ModelSpec, block: int) -> int:
-    stated = model.blocks[block].tp_collectives
-    if stated is not None:
-        return stated
-    return 1 if block in (0, len(model.blocks) - 1) else 2
-
-
-def _width(model: ModelSpec, block: int) -> Bytes:
-    """Bytes a sample that a block's all-reduce sums: its output, the last one's input."""
-    return model.blocks[block].output_bytes or model.blocks[block - 1].output_bytes
-
-
-def _ring(on: DeviceType, tp: int, size: float) -> Seconds:
-    """Ring all-reduce over the data sheet's link: 2 (tp - 1) messages of size / tp."""
-    return 2 * (tp - 1) * (on.intra_latency_us * 1e-6 + size / tp / (on.intra_GBps * GB))
+def _message_seconds(on: DeviceType, size: float) -> Seconds:
+    """Over the data sheet's link between two devices of a node."""
+    return on.intra_latency_us * 1e-6 + size / (on.intra_GBps * GB)

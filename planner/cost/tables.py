@@ -18,7 +18,8 @@ from arachne_runtime.plan.model import BlockSpec, ModelSpec
 from arachne_runtime.plan.profile import Profile, TpCommunication
 from arachne_runtime.units import GB, Seconds
 
-from ..catalog import DeviceType
+from ..catalog import DeviceType, collectives
+from ..catalog.collectives import num_collectives, summed_bytes
 from .fleet import Fleet
 from .links import Link
 
@@ -225,22 +226,14 @@ class Tables:
         return samples * (replicated + (whole - replicated) / tp)
 
     def _tp_communication(self, device: str, tp: int, samples: int) -> Callable[[int], Seconds]:
-        """Seconds that a block's collectives add to each direction.
-
-        Two all-reduces of its output a direction (Megatron-LM, arXiv 1909.08053 §3: after attention and after
-        the MLP), one for the first and the last block, which hold one sharded matrix; the model's own count
-        where it has one.
-        """
+        """Seconds that a block's collectives add to each direction."""
         if tp == 1 or self.profile.tp_communication is TpCommunication.INCLUDED:
             return lambda _: 0.0
         link = self._slowest_intra(device)
-        last = self.num_blocks - 1
 
         def seconds(block: int) -> Seconds:
-            width = self.output_bytes[block] if block < last else self.input_bytes[block]
-            stated = self.model.blocks[block].tp_collectives
-            count = (1 if block in (0, last) else 2) if stated is None else stated
-            return count * ring_seconds(link, samples * width, tp)
+            size = samples * summed_bytes(self.model, block)
+            return num_collectives(self.model, block) * ring_seconds(link, size, tp)
 
         return seconds
 
@@ -275,10 +268,8 @@ def larger(a: Amount, b: Amount) -> Amount:
 
 
 def ring_seconds(link: Link, size: float, members: int, senders: int = 1) -> Seconds:
-    """Ring all-reduce of ``size`` bytes: 2 (n - 1) messages of size / n, each as slow as ``link``."""
-    if members < 2:
-        return 0.0
-    return 2 * (members - 1) * link.seconds(ceil(size / members), senders)
+    """Ring all-reduce of ``size`` bytes whose every message goes over ``link``, in whole bytes."""
+    return collectives.ring_seconds(lambda part: link.seconds(ceil(part), senders), size, members)
 
 
 def ties_of(blocks: Iterable[BlockSpec]) -> tuple[Tie, ...]:

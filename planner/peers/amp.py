@@ -21,9 +21,10 @@ from numpy.typing import NDArray
 from arachne_runtime.plan.plan import Plan
 from arachne_runtime.units import Seconds
 
+from ..cuts import least_slowest_of_every_depth
 from ..request import Request
 from .copies import Grid, copies_plan, shapes
-from .cuts import least_slowest_of_every_depth, runs_of
+from .rough_cuts import runs_of
 from .shortlist import Shortlist
 from .site import Seat, Site
 from .strategy import DEFAULT_BUDGET_S, Clock

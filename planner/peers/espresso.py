@@ -22,8 +22,9 @@ from arachne_runtime.plan.plan import Plan, ScheduleKind
 from arachne_runtime.plan.shares import largest_remainder
 from arachne_runtime.units import Seconds
 
+from ..cuts import Cut
 from ..request import Request
-from .lines import CutLine, Line, Post, cut_line, line_seconds, seated
+from .lines import Line, Post, cut_line, line_seconds, seated
 from .shortlist import Shortlist
 from .site import Site
 from .strategy import DEFAULT_BUDGET_S, Clock
@@ -164,7 +165,7 @@ def _draw(
     site: Site,
     leaf: _Leaf,
     posts: tuple[Post, ...],
-    cut: CutLine,
+    cut: Cut,
     kind: ScheduleKind,
     by_pipeline: bool,
 ) -> Plan | None:

@@ -22,8 +22,9 @@ from arachne_runtime.plan.plan import Plan, ScheduleKind
 from arachne_runtime.plan.shares import water_fill_table
 from arachne_runtime.units import Seconds
 
+from ..cuts import Cut
 from ..request import Request
-from .lines import CutLine, Post, cut_line
+from .lines import Post, cut_line
 from .shortlist import Shortlist
 from .site import Seat, Site
 from .sketch import PipelineSketch, StageSketch, drawn
@@ -92,7 +93,7 @@ class Scheduler:
         self.shortlist = shortlist
         self.kind = kind
         self.path = _path(site)
-        self._cuts: dict[tuple[tuple[Post, ...], int, int], CutLine | None] = {}
+        self._cuts: dict[tuple[tuple[Post, ...], int, int], Cut | None] = {}
 
     def run(self) -> None:
         """Partitions best bound first, then the local search from the best of them."""
@@ -183,7 +184,7 @@ class Scheduler:
         ratio = {kind: site.pace_s(kind) * site.room_bytes(kind) for kind in site.types}
         return sorted(pipeline, key=lambda v: -ratio[v[0]] if front else ratio[v[0]])
 
-    def _cut(self, pipeline: Sequence[Vertex], size: int, count: int) -> CutLine | None:
+    def _cut(self, pipeline: Sequence[Vertex], size: int, count: int) -> Cut | None:
         posts = tuple((kind, len(seat)) for kind, seat in pipeline)
         key = posts, size, min(count, len(posts))  # more micro-batches than stages change no memory
         if key not in self._cuts:
@@ -191,7 +192,7 @@ class Scheduler:
             self._cuts[key] = cut_line(self.site, posts, size, held, self.kind) if posts else None
         return self._cuts[key]
 
-    def _cuts_of(self, pipelines: Sequence[Sequence[Vertex]], size: int) -> list[CutLine] | None:
+    def _cuts_of(self, pipelines: Sequence[Sequence[Vertex]], size: int) -> list[Cut] | None:
         count = -(-self.site.request.global_batch // size // len(pipelines))
         cuts = [self._cut(pipeline, size, count) for pipeline in pipelines]
         return None if None in cuts else [cut for cut in cuts if cut is not None]
@@ -211,7 +212,7 @@ class Scheduler:
         )
         return seconds
 
-    def _counts(self, cuts: Sequence[CutLine], size: int) -> tuple[int, ...]:
+    def _counts(self, cuts: Sequence[Cut], size: int) -> tuple[int, ...]:
         """Micro-batches by pipeline that end first."""
         total = self.site.request.global_batch // size
         most = [total] * len(cuts)
@@ -284,7 +285,7 @@ def _path(site: Site) -> list[Vertex]:
 def _draw(
     site: Site,
     pipelines: Sequence[Sequence[Vertex]],
-    cuts: Sequence[CutLine],
+    cuts: Sequence[Cut],
     counts: Sequence[int],
     size: int,
     kind: ScheduleKind,

@@ -8,7 +8,8 @@ from arachne_runtime.plan.plan import Plan, ScheduleKind
 from arachne_runtime.units import Seconds
 
 from ..cost.memory import in_flight
-from .cuts import least_slowest, within
+from ..cuts import Cut, cut_at, least_slowest
+from .rough_cuts import within
 from .site import Seat, Site, Supply
 from .sketch import PipelineSketch, StageSketch, drawn
 
@@ -28,22 +29,9 @@ class Line:
     micro_batches: int
 
 
-@dataclass(frozen=True, slots=True)
-class CutLine:
-    """A cut with the seconds of a micro-batch in its slowest stage and in all."""
-
-    bounds: tuple[int, ...]
-    slowest_s: Seconds
-    total_s: Seconds
-
-    def pipeline_s(self, micro_batches: int) -> Seconds:
-        """Closed form of 1F1B without messages."""
-        return (micro_batches - 1) * self.slowest_s + self.total_s
-
-
 def cut_line(
     site: Site, posts: Sequence[Post], size: int, micro_batches: int, kind: ScheduleKind
-) -> CutLine | None:
+) -> Cut | None:
     """The least slowest stage under memory, without recomputation or with it in all stages.
 
     None where neither fits or a post was not measured.
@@ -58,7 +46,7 @@ def cut_line(
 
 def _cut(
     site: Site, posts: Sequence[Post], size: int, micro_batches: int, kind: ScheduleKind, again: bool
-) -> CutLine | None:
+) -> Cut | None:
     depth = len(posts)
     if depth > site.num_blocks:
         return None
@@ -70,13 +58,10 @@ def _cut(
         reach = site.reach(device, tp, size, in_flight(kind, s, depth, micro_batches), again)
         stages.append(runs if min(reach) == site.num_blocks else within(runs, reach))
     bounds = least_slowest(stages)
-    if bounds is None:
-        return None
-    times = [float(runs[a, b]) for runs, (a, b) in zip(stages, pairwise(bounds), strict=True)]
-    return CutLine(bounds, max(times), sum(times))
+    return None if bounds is None else cut_at(stages, bounds)
 
 
-def line_seconds(site: Site, cut: CutLine, micro_batches: int, copies: int, size: int) -> Seconds:
+def line_seconds(site: Site, cut: Cut, micro_batches: int, copies: int, size: int) -> Seconds:
     """The cut's closed form with its messages and the reduction of its largest stage over ``copies``."""
     hops = 2 * (len(cut.bounds) - 2) * site.hop_s(size)
     sync = max(site.sync_s(a, b, copies) for a, b in pairwise(cut.bounds))

@@ -26,7 +26,7 @@ from arachne_runtime.units import Seconds
 
 from ..cost.memory import in_flight
 from ..request import Request
-from .cuts import in_proportion
+from .rough_cuts import in_proportion
 from .shortlist import Shortlist
 from .site import Seat, Site, types_of
 from .sketch import PipelineSketch, StageSketch, drawn

@@ -24,8 +24,8 @@ from arachne_runtime.units import Seconds
 
 from ..cost.memory import in_flight
 from ..request import Request
-from .cuts import even_layers
 from .lines import Line, Post, seated
+from .rough_cuts import even_layers
 from .shortlist import Shortlist
 from .site import Site
 from .strategy import DEFAULT_BUDGET_S, Clock

@@ -13,8 +13,9 @@ from arachne_runtime.plan.plan import ScheduleKind
 from arachne_runtime.units import GB, Bytes, Seconds
 
 from ..cost.memory import stage_memory
+from ..cuts import Table
 from ..request import Request
-from .cuts import Runs, runs_of
+from .rough_cuts import runs_of
 
 Seat = tuple[str, ...]
 """The devices of one replica: its tensor-parallel group."""
@@ -35,7 +36,7 @@ class Site:
         """The first thing that a strategy would have tried, that was not measured and might have fitted."""
         self._seconds: dict[tuple[str, int, int], tuple[Prefix, Prefix] | None] = {}
         self._reach: dict[tuple[str, int, int, int, bool, int], list[int]] = {}
-        self._runs: dict[tuple[str, int, int, bool], Runs | None] = {}
+        self._runs: dict[tuple[str, int, int, bool], Table | None] = {}
         self._prefix: dict[tuple[str, int, int, bool], list[float] | None] = {}
 
     @cached_property
@@ -115,7 +116,7 @@ class Site:
             )
         return self._prefix[key]
 
-    def runs(self, device: str, tp: int, samples: int, recompute: bool) -> Runs | None:
+    def runs(self, device: str, tp: int, samples: int, recompute: bool) -> Table | None:
         """Seconds of every run of blocks, or None where they were not measured."""
         key = device, tp, samples, recompute
         if key not in self._runs:

@@ -18,7 +18,7 @@ from arachne_runtime.units import Seconds
 
 from ..request import Request
 from .copies import Grid, copies_plan, copies_seconds, shapes, spread_plan
-from .cuts import even_layers
+from .rough_cuts import even_layers
 from .shortlist import Shortlist
 from .site import Site
 from .strategy import DEFAULT_BUDGET_S, Clock

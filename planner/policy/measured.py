@@ -10,6 +10,7 @@ from arachne_runtime.plan.model import BlockSpec
 from arachne_runtime.plan.profile import TpCommunication
 from arachne_runtime.units import Bytes, Seconds
 
+from ..catalog.collectives import num_collectives, summed_bytes
 from ..cost.links import Link
 from ..cost.tables import ring_seconds
 from ..request import Request
@@ -40,15 +41,12 @@ class Measured:
 
     def __init__(self, request: Request) -> None:
         self.request = request
-        blocks, tables = request.model.blocks, request.tables
+        blocks = request.model.blocks
         names = [block.kind for block in blocks]
-        last = len(blocks) - 1
         self.kinds: list[_Kind] = []
         for name in dict.fromkeys(names):
             i = names.index(name)
-            stated = blocks[i].tp_collectives
-            count = (1 if i in (0, last) else 2) if stated is None else stated
-            width = tables.output_bytes[i] if i < last else tables.input_bytes[i]
+            count, width = num_collectives(request.model, i), summed_bytes(request.model, i)
             self.kinds.append(_Kind(blocks[i], names.count(name), count, width))
 
     @property

@@ -7,7 +7,7 @@ how they get them), ``moves``.
 Complete: ``columns`` with ``min_max`` (cuts), ``rows`` and ``held`` (seconds and memory of every run of
 blocks), ``network``; several runs in each stage: ``interleave``. Pack: ``pack``. To plans: ``assemble``,
 ``place``, ``template``, ``tidy``. All of it: ``broad``.
-Single devices of small clusters: ``refine``, ``complete``, ``cut``, ``deal``, ``stage_tables``; the proof:
+Single devices of small clusters: ``refine``, ``complete``, ``deal``, ``stage_tables``; the proof:
 ``exact`` with ``counts``. Beside it: ``migrate`` and ``realign`` (changes of
 plan), ``missing`` with ``leanest`` (why nothing fits), ``enlarge``.
 """

@@ -11,8 +11,8 @@ from arachne_runtime.plan.shares import largest_remainder, water_fill_table
 from arachne_runtime.units import Seconds
 
 from ..cost.memory import in_flight
+from ..cuts import Cut, trade_off_cuts
 from ..request import Request
-from .cut import Cut, trade_off_cuts
 from .deal import pack_samples
 from .place import PipelineSeats, Placement
 from .stage_tables import Hardware, Mix, StageTables

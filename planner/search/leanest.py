@@ -16,8 +16,8 @@ from arachne_runtime.units import Bytes
 
 from ..cost import StageMemory, in_flight, stage_memory
 from ..cost.tables import Amount
+from ..cuts import Table, min_max_cut
 from ..request import Request
-from .cut import Table, min_max_cut
 
 MOST_DEPTHS = 16
 """Depths that are tried of a long chain, the deepest among them."""

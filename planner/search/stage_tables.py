@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from arachne_runtime.plan.cluster import node_of
 from arachne_runtime.units import Bytes, Seconds
 
+from ..cuts import Table
 from ..request import Request
-from .cut import Table
 from .held import Held, Option
 
 

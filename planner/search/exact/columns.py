@@ -17,9 +17,9 @@ from arachne_runtime.plan.cluster import node_of
 from arachne_runtime.units import Seconds
 
 from ...cost.links import Link
+from ...cuts import Table
 from ...request import Request
 from ..counts import Counts
-from ..cut import Table
 from ..stage_tables import Hardware, Mix, StageTables
 from .pools import Pools
 

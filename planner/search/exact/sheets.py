@@ -13,8 +13,8 @@ from arachne_runtime.units import Seconds
 
 from ...cost.actors import WEIGHTS_OF_BACKWARD
 from ...cost.memory import in_flight
+from ...cuts import Table
 from ..counts import Counts, compositions
-from ..cut import Table
 from .columns import ALONE, Array, Beside, Column, Columns, Shape
 
 

@@ -1,20 +1,18 @@
-"""How rival planners divide blocks among stages: evenly, in proportion, or to the least slowest stage."""
+"""How rival planners divide blocks among stages, if not exactly: evenly, or in proportion."""
 
 from collections import Counter
 from collections.abc import Sequence
 from itertools import pairwise
 
 import numpy as np
-from numpy.typing import NDArray
 
 from arachne_runtime.plan.rows import consecutive
 from arachne_runtime.plan.shares import largest_remainder
 
+from ..cuts import Table
+
 SECOND_HALVES = frozenset({"mlp", "moe"})
 """Kinds of half-layer blocks that belong to the attention block before them."""
-
-Runs = NDArray[np.float64]
-"""Seconds by (first block, end) of all runs, [L + 1, L + 1]."""
 
 
 def even_layers(kinds: Sequence[str], num_stages: int) -> tuple[range, ...] | None:
@@ -33,43 +31,7 @@ def even_layers(kinds: Sequence[str], num_stages: int) -> tuple[range, ...] | No
     return tuple(range(a, b) for a, b in pairwise(starts))
 
 
-def least_slowest(stages: Sequence[Runs]) -> tuple[int, ...] | None:
-    """Boundaries 0..L of the cut whose slowest stage takes least, no stage empty; None where none fits.
-
-    A dynamic program over stages, O(depth L^2), vectorised over the blocks; ties go to the earlier boundary.
-    """
-    slowest = stages[0][0]
-    choices = []
-    for runs in stages[1:]:
-        options = np.maximum(slowest[:, None], runs)
-        choices.append(options.argmin(axis=0))
-        slowest = options.min(axis=0)
-    if not slowest[-1] < np.inf:
-        return None
-    return _traced(choices, len(slowest) - 1)
-
-
-def least_slowest_of_every_depth(runs: Runs, max_depth: int) -> list[tuple[int, ...]]:
-    """The same for 1 to ``max_depth`` alike stages at once, where every run fits."""
-    num_blocks = len(runs) - 1
-    slowest, choices = runs[0], list[NDArray[np.intp]]()
-    found = [_traced(choices, num_blocks)]
-    for _ in range(2, min(max_depth, num_blocks) + 1):
-        options = np.maximum(slowest[:, None], runs)
-        choices.append(options.argmin(axis=0))
-        slowest = options.min(axis=0)
-        found.append(_traced(choices, num_blocks))
-    return found
-
-
-def _traced(choices: Sequence[NDArray[np.intp]], num_blocks: int) -> tuple[int, ...]:
-    bounds = [num_blocks]
-    for choice in reversed(choices):
-        bounds.append(int(choice[bounds[-1]]))
-    return (0, *reversed(bounds))
-
-
-def runs_of(prefix: Sequence[float], reach: Sequence[int] | None = None) -> Runs:
+def runs_of(prefix: Sequence[float], reach: Sequence[int] | None = None) -> Table:
     """Seconds of every run of blocks; ``inf`` for no run, and for those beyond what fits (``reach``)."""
     sums = np.asarray(prefix, float)
     at = np.arange(len(sums))
@@ -77,7 +39,7 @@ def runs_of(prefix: Sequence[float], reach: Sequence[int] | None = None) -> Runs
     return runs if reach is None else within(runs, reach)
 
 
-def within(runs: Runs, reach: Sequence[int]) -> Runs:
+def within(runs: Table, reach: Sequence[int]) -> Table:
     """``inf`` for runs that end beyond what fits."""
     most = np.append(reach, len(runs) - 1)
     return np.where(np.arange(len(runs))[None, :] > most[:, None], np.inf, runs)
