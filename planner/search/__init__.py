@@ -13,7 +13,7 @@ plan), ``missing`` with ``leanest`` (why nothing fits), ``enlarge``.
 """
 
 from .enlarge import enlarged
-from .find import Step, find_plan, is_small
+from .find import Step, find_plan
 from .found import Found, Rival, Runner, signed
 from .judge import Priced, Progress
 from .leanest import Leanest
@@ -35,7 +35,6 @@ __all__ = [
     "Step",
     "enlarged",
     "find_plan",
-    "is_small",
     "signed",
     "what_is_missing",
 ]

@@ -261,11 +261,6 @@ class _Search:
         return min(whole, PEERS_PART * total / max(1, len(self.peers)))
 
 
-def is_small(request: Request) -> bool:
-    """Whether branch and bound is tried on all of it, however short the time."""
-    return _seatings_within(request, MOST_EXACT_COLUMNS)[1]
-
-
 def _seatings_within(request: Request, most_columns: int) -> tuple[list[Pools], bool]:
     """Seatings with at most so many columns together, those with few first; whether they are all."""
     if len(request.cluster.devices) > MOST_EXACT_DEVICES or request.objective is Objective.COST:

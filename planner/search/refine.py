@@ -101,7 +101,7 @@ def number_moves(plan: Plan, kind_of: Callable[[Replica], object] | None = None)
 
     Of replicas of one kind and share only two change their shares; without ``kind_of`` none are alike.
     """
-    groups = _alike(plan)
+    groups = _of_one_cut(plan)
     for group in groups:
         for members in [group] if len(group) == 1 else [group, group[:1]]:
             for pipeline in _pipeline_moves(plan.pipelines[members[0]], kind_of):
@@ -112,7 +112,7 @@ def number_moves(plan: Plan, kind_of: Callable[[Replica], object] | None = None)
 def option_moves(plan: Plan, request: Request) -> Iterator[Plan]:
     """Another ZeRO stage or tiling of experts of a stage, in all pipelines like it."""
     experts = max(block.experts for block in request.model.blocks)
-    for group in _alike(plan):
+    for group in _of_one_cut(plan):
         first = plan.pipelines[group[0]]
         for s, stage in enumerate(first.stages):
             for changed in _options(stage, experts, request.max_zero):
@@ -288,8 +288,11 @@ def _moved(
     return Placement(tuple(seats for seats, _ in kept)), [size for _, size in kept]
 
 
-def _alike(plan: Plan) -> list[list[int]]:
-    """Pipelines that differ in their devices' names and counts only, in groups."""
+def _of_one_cut(plan: Plan) -> list[list[int]]:
+    """Pipelines with one cut and equal shares, in groups: what moves in one can move in all.
+
+    Their devices may be of other types and their counts differ, unlike those of ``plan.alike``.
+    """
     groups: dict[object, list[int]] = {}
     for p, pipeline in enumerate(plan.pipelines):
         key = pipeline.micro_batch, tuple((s.layers, s.recompute, s.shares) for s in pipeline.stages)
