@@ -105,10 +105,9 @@ class Plans:
 def _known_peer(folder: Path | None, name: str) -> tuple[float, str] | None:
     """The best peer's figure that `bench.planners` with this code left beside our folder."""
     record = kept_in(folder.parent / "planners" / f"{name}.json") if folder else None
-    if record is None or any(peer.name not in record for peer in PEERS):
+    if record is None or any(peer.name not in record.peers for peer in PEERS):
         return None
-    found = [(record[peer.name]["samples_per_s"] or 0.0, peer.name) for peer in PEERS]
-    return max(found)
+    return max((record.peers[peer.name].samples_per_s or 0.0, peer.name) for peer in PEERS)
 
 
 def run(unit: Match | Plans, folder: Path | None) -> Record:

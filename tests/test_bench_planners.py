@@ -1,34 +1,38 @@
 """The planners' benchmark: its cells, what it concludes from records, how it goes on where it stopped."""
 
-import json
+from dataclasses import replace
 
+import msgspec
 import pytest
 
+from arachne_runtime.plan.plan import ScheduleKind
 from bench.grid import Cell, Nodes, full, quick
-from bench.planners import Outcome, judged, kept_in, measured
+from bench.planners import judged, kept_in, measured
+from bench.planners_records import Figures, Outcome, Planned, Searched, write
 from planner.peers import PEERS
 
 SMALL = Cell(group="small", model="llama-3.2-1b", nodes=(Nodes(device="A100-40", gpus=2, count=2),))
 
 
 def record(ours: float | None, larger: float | None = None, **peers: float | None) -> Outcome:
-    planned = {
-        "samples_per_s": ours,
-        "seconds": 1.0,
-        "iteration_s": 4.0,
-        "ideal_s": 3.0,
-        "in_larger": ours,
-        "losses_s": {"bubbles": 0.75, "synchronisation": 0.25},
-    }
-    found = {peer.name: {"samples_per_s": peers.get(peer.name), "seconds": 0.1} for peer in PEERS}
+    planned = Planned(
+        cpu_s=1.0,
+        evaluations=9,
+        same_as=(),
+        schedule=ScheduleKind.ONE_F_ONE_B,
+        pipelines=1,
+        idle=0,
+        iteration_s=4.0,
+        ideal_s=3.0,
+        losses_s={"bubbles": 0.75, "synchronisation": 0.25},
+        in_larger=ours,
+    )
     return Outcome(
-        {
-            "cell": f"cell of {ours}",
-            "group": "some",
-            "ours": planned,
-            "larger": {"samples_per_s": larger, "seconds": 1.0},
-            **found,
-        }
+        cell=f"cell of {ours}",
+        group="some",
+        peers={p.name: Figures(samples_per_s=peers.get(p.name), seconds=0.1) for p in PEERS},
+        found=Searched(samples_per_s=ours, seconds=1.0, planned=planned if ours else None),
+        larger=Searched(samples_per_s=larger, seconds=1.0),
     )
 
 
@@ -75,22 +79,25 @@ def test_no_plan_where_a_peer_has_one_is_a_loss_and_no_plan_of_any_peer_is_none(
 
 def test_losses_that_do_not_add_up_are_told():
     outcome = record(5.0, amp=5.0)
-    outcome.record["ours"]["losses_s"]["bubbles"] = 0.5
+    less = msgspec.structs.replace(outcome.found.planned, losses_s={"bubbles": 0.5, "synchronisation": 0.25})
+    outcome = replace(outcome, found=msgspec.structs.replace(outcome.found, planned=less))
     assert not verdict(outcome)["planners-losses-add-up"][1]
 
 
 def test_a_cell_goes_on_where_it_stopped(tmp_path):
     first = measured(SMALL, 1.0, tmp_path)
     file = tmp_path / f"{SMALL.name}.json"
-    assert json.loads(file.read_text()) == first
-    assert first["ours"]["samples_per_s"] > 0
-    assert Outcome(first).ratio >= 1 - 1e-9
+    assert kept_in(file) == first
+    assert first.ours.samples_per_s > 0
+    assert Outcome.of(first).ratio >= 1 - 1e-9
     # half-layer blocks are dearer in the price by their own boundaries' activations at most
-    assert first["ours"]["in_larger"] == pytest.approx(first["ours"]["samples_per_s"], rel=0.05)
-    kept = {name: value for name, value in first.items() if name != "ours"}
-    file.write_text(json.dumps(kept | {"amp": {"samples_per_s": 123.0, "seconds": 0.0}}))
+    assert first.ours.planned.in_larger == pytest.approx(first.ours.samples_per_s, rel=0.05)
+    amp = Figures(samples_per_s=123.0, seconds=0.0)
+    write(msgspec.structs.replace(first, ours=None, peers={**first.peers, "amp": amp}), file)
     again = measured(SMALL, 1.0, tmp_path)
-    assert again["amp"]["samples_per_s"] == 123.0
-    assert again["ours"]["samples_per_s"] > 0
-    file.write_text(json.dumps(again | {"code": "another"}))
+    assert again.peers["amp"] == amp
+    assert again.ours.samples_per_s > 0
+    write(msgspec.structs.replace(again, code="another"), file)
+    assert kept_in(file) is None
+    file.write_text('{"cell": "of another form"}')
     assert kept_in(file) is None
