@@ -1,11 +1,17 @@
 """The policy's benchmark: what it concludes from records, how it counts evaluations, how it goes on."""
 
 from math import inf
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
+from arachne_runtime.plan.cluster import Cluster, Network, NodeEntry
+from bench import learned_cells as cells
+from bench.learned_cells import Effort
 from bench.learned_curves import Trial, curve, distinct
+from bench.learned_pictures import draw
+from bench.learned_problems import one_node_less, one_node_more
 from bench.learned_records import (
     ENUMERATION,
     LEARNED,
@@ -18,9 +24,12 @@ from bench.learned_records import (
     Timed,
     kept,
 )
+from bench.learned_search import Searched
 from bench.learned_tables import Ablation, shares, shares_in_time, table, with_variants
 from bench.learned_verdicts import contested, enough, planned, unseen
+from planner import catalog
 from planner.exhaustive import Limits, random_request
+from planner.request import Request
 from planner.search import Enumeration
 from planner.search.batch import Templates
 
@@ -219,3 +228,76 @@ def test_a_curve_grows_to_what_all_evaluations_give():
     whole = curve(request, Enumeration(), seed=0, marks=(2, 4, 8, 1000, 2000))
     assert whole[:3] == few
     assert whole[3] == whole[4] >= few[2]
+
+
+def test_mixtures_are_part_of_what_evaluations_give():
+    request = random_request(12, Limits(devices=6, blocks=6, global_batch=16))
+    packed, alone = (
+        curve(request, Enumeration(), seed=0, marks=(1000,), packed=packed) for packed in (True, False)
+    )
+    assert packed[0] > alone[0] > 0
+
+
+# --- the planner on one problem
+
+
+class Pair:
+    """Two kinds of nodes, three of the one."""
+
+    name = "pair"
+
+    def request(self):
+        nodes = [
+            NodeEntry(name=name, device=device, gpus=2, count=count)
+            for name, device, count in (("a", "A100-40", 3), ("v", "V100-16", 1))
+        ]
+        return Request(
+            cluster=Cluster(node=tuple(nodes), network=Network(inter_GBps=12.5)),
+            model=catalog.model("opt-350m"),
+            profile=catalog.profile("opt-350m"),
+            global_batch=16,
+        )
+
+
+def test_one_problem_is_planned_replanned_refined_and_compared(monkeypatch):
+    monkeypatch.setattr(cells, "PLANNING_S", 0.15)
+    effort = Effort(seeds=(0, 1), refined_s=0.4, peers_s=0.05)
+    found = cells.planned(Pair(), effort, (Enumeration(),))
+    assert len(found.cpu_s) == len(found.samples_per_s) == len(found.replan_cpu_s) == 2
+    assert found.sort == Sort(num_devices=8, num_types=2, mixed_nodes=False, experts=False)
+    assert 0.1 < found.refined_s < 2
+    assert 0.5 < min(found.qualities) <= max(found.qualities) <= 1
+    assert found.peer
+    assert found.over_peer > 0.9
+    known = cells.planned(Pair(), Effort(seeds=(0,), refined_s=0, peers_s=0, replans=False), (), (9.0, "amp"))
+    assert (known.peer, known.peer_samples_per_s, known.qualities) == ("amp", 9.0, ())
+
+
+def test_a_refinement_goes_on_from_its_best_plan(monkeypatch):
+    plans = iter([3.0, 5.0, 4.0])
+    known = []
+
+    def one_second(request, *, budget_s, sources, seed, peers):
+        known.append([peer.plan for peer in peers])
+        value = next(plans)
+        return Searched(1.0, SimpleNamespace(plan=value, estimate=SimpleNamespace(samples_per_s=value)))
+
+    monkeypatch.setattr(cells, "searched", one_second)
+    found = cells.refined(Pair().request(), 3.0, ())
+    assert (found.samples_per_s, found.cpu_s) == (5.0, 3.0)
+    assert known == [[], [3.0], [5.0]]
+
+
+def test_a_node_goes_and_comes_without_a_change_of_names():
+    request = Pair().request()
+    there, less, more = (
+        set(r.cluster.devices) for r in (request, one_node_less(request), one_node_more(request))
+    )
+    assert less < there < more
+    assert len(there) - len(less) == len(more) - len(there) == 2
+    assert one_node_less(one_node_less(request)) is None  # one more and its name would be another
+
+
+def test_the_curves_are_drawn(tmp_path):
+    draw([contest((5.0, 8.0, 8.0), (1.0, 2.0, 5.0))], MARKS, (0.1,), tmp_path / "learned.png")
+    assert (tmp_path / "learned.png").read_bytes().startswith(b"\x89PNG")
