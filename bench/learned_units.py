@@ -6,7 +6,7 @@ from functools import cache
 from hashlib import sha256
 from pathlib import Path
 
-from bench.learned_cells import Effort, planned
+from bench.learned_cells import Effort, Peer, planned
 from bench.learned_contestants import (
     BRIEF_MARK,
     Contestant,
@@ -98,11 +98,11 @@ class Plans:
         return kept(_file(folder, self.name), code(repr(self)), Planned, lambda: self._measured(folder))
 
     def _measured(self, folder: Path | None) -> Planned:
-        known = _known_peer(folder, self.problem.name) if self.effort.peers_s else None
+        known = known_peer(folder, self.problem.name) if self.effort.peers_s else None
         return planned(self.problem, self.effort, every_source(), known)
 
 
-def _known_peer(folder: Path | None, name: str) -> tuple[float, str] | None:
+def known_peer(folder: Path | None, name: str) -> Peer | None:
     """The best peer's figure that `bench.planners` with this code left beside our folder."""
     record = kept_in(folder.parent / "planners" / f"{name}.json") if folder else None
     if record is None or any(peer.name not in record.peers for peer in PEERS):

@@ -78,7 +78,9 @@ def code() -> str:
     root = Path(__file__).parents[1]
     files = [root / "bench" / name for name in ("grid.py", "planners.py", "planners_records.py")]
     for folder in ("planner", "arachne_runtime/plan"):
-        files += sorted(f for f in (root / folder).rglob("*") if f.suffix in (".py", ".toml", ".json"))
+        files += sorted(
+            f for f in (root / folder).rglob("*") if f.suffix in (".py", ".toml", ".json", ".npz")
+        )
     return sha256(b"".join(file.read_bytes() for file in files)).hexdigest()[:16]
 
 

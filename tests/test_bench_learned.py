@@ -5,6 +5,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from arachne_runtime.plan.cluster import Cluster, Network, NodeEntry
 from bench import learned_cells as cells
@@ -26,9 +27,13 @@ from bench.learned_records import (
 )
 from bench.learned_search import Searched
 from bench.learned_tables import Ablation, shares, shares_in_time, table, with_variants
+from bench.learned_units import known_peer
 from bench.learned_verdicts import contested, enough, planned, unseen
+from bench.planners import code
+from bench.planners_records import Figures, Record, write
 from planner import catalog
 from planner.exhaustive import Limits, random_request
+from planner.peers import PEERS
 from planner.request import Request
 from planner.search import Enumeration
 from planner.search.batch import Templates
@@ -271,6 +276,20 @@ def test_one_problem_is_planned_replanned_refined_and_compared(monkeypatch):
     assert found.over_peer > 0.9
     known = cells.planned(Pair(), Effort(seeds=(0,), refined_s=0, peers_s=0, replans=False), (), (9.0, "amp"))
     assert (known.peer, known.peer_samples_per_s, known.qualities) == ("amp", 9.0, ())
+
+
+def test_peers_are_read_where_the_planners_benchmark_has_all_of_them(tmp_path):
+    folder = tmp_path / "learned"
+    (tmp_path / "planners").mkdir()
+    assert known_peer(folder, "cell") is None
+    peers = {peer.name: Figures(samples_per_s=None, seconds=1.0) for peer in PEERS}
+    peers["metis"] = Figures(samples_per_s=7.0, seconds=1.0)
+    record = Record(cell="cell", group="g", commit="c", code=code(), budget_s=20.0, peers=peers)
+    write(record, tmp_path / "planners" / "cell.json")
+    assert known_peer(folder, "cell") == (7.0, "metis")
+    del peers["amp"]
+    write(replace(record, peers=peers), tmp_path / "planners" / "cell.json")
+    assert known_peer(folder, "cell") is None
 
 
 def test_a_refinement_goes_on_from_its_best_plan(monkeypatch):
