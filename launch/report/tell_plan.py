@@ -28,6 +28,8 @@ class SearchAnswer(Answer, frozen=True, kw_only=True):
     evaluations: int
     seconds: Seconds
     proven: bool
+    notes: tuple[str, ...]
+    """What it had to do without."""
 
 
 class OtherAnswer(Answer, frozen=True, kw_only=True):
@@ -79,7 +81,9 @@ def found_answer(
         file=file,
         plan=raw(plan),
         price=price,
-        search=SearchAnswer(evaluations=found.evaluations, seconds=found.seconds, proven=found.proven),
+        search=SearchAnswer(
+            evaluations=found.evaluations, seconds=found.seconds, proven=found.proven, notes=found.notes
+        ),
         rivals=tuple(
             _other(r.name, r.plan, r.estimate, r.reason, price.losses, request) for r in found.rivals
         ),
@@ -169,6 +173,7 @@ def found_text(answer: FoundAnswer, plan: Plan, cluster: Cluster) -> str:
     lines.append(
         f"search: {search.evaluations} plans priced in {format_seconds(search.seconds)}; {_verdict(search)}"
     )
+    lines += [f"  {note}" for note in search.notes]
     lines += _table("rivals", answer.rivals)
     lines += _table("runners-up (micro-batches x samples, replicas of each stage)", answer.runners_up)
     lines += [f"{gain}" for gain in answer.one_more]

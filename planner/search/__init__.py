@@ -2,8 +2,8 @@
 
 ``find`` puts it together, ``judge`` is the only place that prices, ``score`` says what is better, ``found``
 is the answer. What a cluster offers: ``supply``.
-Propose: ``propose`` (sources), ``batch`` (templates as arrays), ``shapes`` (templates without numbers, and
-how they get them), ``moves``.
+Propose: ``sources`` (who is asked: ``running``, ``uniform``, the policy, the enumeration in ``propose``),
+``batch`` (templates as arrays), ``shapes`` (templates without numbers, and how they get them), ``moves``.
 Complete: ``columns`` with ``min_max`` (cuts), ``rows`` and ``held`` (seconds and memory of every run of
 blocks), ``network``; several runs in each stage: ``interleave``. Pack: ``pack``. To plans: ``assemble``,
 ``place``, ``template``, ``tidy``. All of it: ``broad``.
@@ -19,6 +19,8 @@ from .judge import Priced, Progress
 from .leanest import Leanest
 from .missing import Change, ChangeKind, Missing, what_is_missing
 from .propose import Enumeration, Source
+from .running import Running
+from .uniform import Uniform
 
 __all__ = [
     "Change",
@@ -31,8 +33,10 @@ __all__ = [
     "Progress",
     "Rival",
     "Runner",
+    "Running",
     "Source",
     "Step",
+    "Uniform",
     "enlarged",
     "find_plan",
     "signed",

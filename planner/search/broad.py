@@ -1,6 +1,7 @@
 """The search over templates, for clusters of any size: propose, complete, price the best, climb, pack."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain, zip_longest
 
 import numpy as np
 from msgspec.structs import replace
@@ -18,7 +19,8 @@ from .moves import Line, lines_of, neighbours
 from .pack import pack
 from .propose import Source
 from .score import WORST, values_of
-from .supply import Supply, use_of
+from .shapes import possible
+from .supply import Supply
 
 Ints = NDArray[np.int64]
 
@@ -92,11 +94,14 @@ class Broad:
         self._price_best(PRICED_FIRST)
 
     def _propose(self) -> None:
-        """Batch by batch; under a clock with prices between, so that there is a plan as soon as can be."""
-        for source in self.sources:
-            for templates in source.batches(self.completion, self.seed):
-                if self._add(templates) and self.judge.time_budget_s is not None:
-                    self._price_best(PRICED_EACH)
+        """The first batch of each source, then the second, and so on.
+
+        Under a clock with prices between, so that there is a plan as soon as can be.
+        """
+        asked = [source.batches(self.completion, self.seed) for source in self.sources]
+        for templates in chain.from_iterable(zip_longest(*asked)):
+            if templates is not None and self._add(templates) and self.judge.time_budget_s is not None:
+                self._price_best(PRICED_EACH)
 
     def climb(self) -> None:
         """Moves from the best columns until none of them gets better."""
@@ -104,18 +109,17 @@ class Broad:
             if self.columns is None:
                 return
             before = self._key(self._order()[0])
-            lines = [
-                line
-                for k in self._order()[:BEAM]
-                for line in neighbours(
-                    self._line(k), self.supply.degrees, len(self.supply.pools), experts=self.experts
-                )
-            ]
-            if not self._add(self._possible(lines)):
+            if not self._add(self._fresh(self._moved(self._order()[:BEAM]))):
                 return
             self._price_best(PRICED_EACH)
             if self._key(self._order()[0]) >= before * (1 - 1e-6):
                 return
+
+    def _moved(self, columns: Ints) -> Iterator[Line]:
+        """What one move makes of each of these columns."""
+        pools = len(self.supply.pools)
+        for k in columns:
+            yield from neighbours(self._line(k), self.supply.degrees, pools, experts=self.experts)
 
     def pack(self) -> None:
         """Mixtures of unlike pipelines, where devices are left over or pools differ."""
@@ -159,22 +163,11 @@ class Broad:
                 self.columns, self._whole = self.columns.take(best), self._whole[best]
         return len(found)
 
-    def _possible(self, lines: Sequence[Line]) -> Templates:
-        """New ones that the devices hold and the global batch fills."""
-        request = self.request
-        fresh = []
-        for line in lines:
-            stages, copies, size = line
-            if line not in self._seen and stages and copies >= 1 and 1 <= size <= request.most_micro_batch:
-                self._seen.add(line)
-                if copies * size <= request.global_batch and max(w for _, _, w, _ in stages) <= size:
-                    fresh.append(line)
-        templates = Templates.of(fresh)
-        limits = self.supply.limits
-        use = use_of(limits, templates.pool, templates.tp, templates.width) * templates.copies[:, None]
-        places = np.array([limit.places for limit in limits])
-        good = (use <= places).all(axis=1) & (templates.depth <= self.completion.rows.num_blocks)
-        return templates.take(good)
+    def _fresh(self, lines: Iterable[Line]) -> Templates:
+        """Those that were not there before and can be built."""
+        fresh = [line for line in dict.fromkeys(lines) if line not in self._seen and line[0]]
+        self._seen.update(fresh)
+        return possible(self.completion, Templates.of(fresh))
 
     def _order(self) -> Ints:
         """Columns by the request's objective, best first."""

@@ -21,9 +21,10 @@ from .interleave import MOST_RUNS
 from .judge import Judge, Progress, SearchOverError
 from .migrate import change_seconds, same_layout, still_there
 from .missing import what_is_missing
-from .propose import Enumeration, Source
+from .propose import Source
 from .refine import Refiner
 from .score import missed
+from .sources import usual_sources
 from .supply import Supply
 
 MOST_EXACT_DEVICES = 10
@@ -55,9 +56,6 @@ LEAST_PEER_S: Seconds = 0.05
 ORDER = (ScheduleKind.ONE_F_ONE_B, ScheduleKind.INTERLEAVED, ScheduleKind.ZERO_BUBBLE, ScheduleKind.GPIPE)
 """Schedules by what they are likely to gain in a short time; the first of equal plans is kept."""
 
-SOURCES: tuple[Source, ...] = (Enumeration(),)
-"""Where templates come from, when nothing else is said."""
-
 
 class Step(StrEnum):
     """A step after proposing and completing, which may be left out to see what it is worth."""
@@ -76,27 +74,30 @@ def find_plan(
     evaluations: int | None = None,
     on_progress: Callable[[Progress], None] | None = None,
     peers: Sequence[Strategy] = PEERS,
-    sources: Sequence[Source] = SOURCES,
+    sources: Sequence[Source] | None = None,
     clock: Callable[[], Seconds] = time.monotonic,
     steps: Collection[Step] = tuple(Step),
 ) -> Found:
     """The best plan under the request's objective that the budget finds, never worse than a peer's proposal.
 
     With ``evaluations`` the number of plans that are priced for each schedule is limited instead of the time:
-    the same inputs give the same plan everywhere, and more schedules never a slower one. ``clock``: what the
-    time budget is counted in. Raises NoFeasiblePlanError, saying what binds, and NotMeasuredError.
+    the same inputs give the same plan everywhere, and more schedules never a slower one. ``sources``: by
+    default those of ``planner.search.sources``. ``clock``: what the time budget is counted in. Raises
+    NoFeasiblePlanError, saying what binds, and NotMeasuredError.
     """
+    usual, notes = ((), ()) if sources is not None else usual_sources(request)
+    asked = usual if sources is None else sources
     kinds = tuple(kind for kind in ORDER if kind in request.schedules)
     judge = Judge(request, None if evaluations else time_budget_s, evaluations, on_progress, clock)
-    search = _Search(request, judge, kinds[:1] if evaluations else kinds, seed, peers, sources, steps)
+    search = _Search(request, judge, kinds[:1] if evaluations else kinds, seed, peers, asked, steps)
     proven = False
     with suppress(SearchOverError):
         proven = search.run()
     for kind in kinds[1:] if evaluations else ():
         with suppress(SearchOverError), judge.another():
-            _Search(request, judge, (kind,), seed, (), sources, steps).run()
+            _Search(request, judge, (kind,), seed, (), asked, steps).run()
     _refuse_nothing(request, judge)
-    return _found(request, judge, tuple(search.rivals), proven)
+    return _found(request, judge, tuple(search.rivals), notes, proven=proven)
 
 
 def _refuse_nothing(request: Request, judge: Judge) -> None:
@@ -124,7 +125,9 @@ def _refuse_not_measured(request: Request, judge: Judge) -> None:
         request.tables.costs(first, request.tables.tp_degrees(first)[0], 1)
 
 
-def _found(request: Request, judge: Judge, rivals: tuple[Rival, ...], proven: bool) -> Found:
+def _found(
+    request: Request, judge: Judge, rivals: tuple[Rival, ...], notes: tuple[str, ...], *, proven: bool
+) -> Found:
     best = judge.kept[0]
     used = set(best.plan.devices)
     is_running = request.running is not None and same_layout(best.plan, request.running)
@@ -139,6 +142,7 @@ def _found(request: Request, judge: Judge, rivals: tuple[Rival, ...], proven: bo
         runners_up=runners(judge.kept),
         rivals=rivals,
         proven=proven,
+        notes=notes,
         idle=tuple(device for device in request.cluster.devices if device not in used),
         ideal_s=Ideal(request).iteration_s,
         is_running=is_running,

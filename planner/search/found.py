@@ -55,6 +55,8 @@ class Found:
     """All compute in proportion to speed, nothing else taking time (``planner.explain.Ideal``)."""
     is_running: bool = False
     """Whether it is the plan that was running: no change pays."""
+    notes: tuple[str, ...] = ()
+    """What the search had to do without, and the way out."""
     change_s: Seconds = 0.0
     """Standstill of the change from the running plan; 0 without one."""
 

@@ -22,6 +22,10 @@ LADDER: Ints = np.array(sorted({k << i for k in (1, 3) for i in range(12)}), np.
 """Micro-batches worth a try, in parts of the least one: powers of two, and three times those."""
 
 
+StageShape = tuple[int, int, int]
+"""Pool, TP degree and width of one stage."""
+
+
 @dataclass(frozen=True, slots=True)
 class Shapes:
     """K structural templates of up to S stages; stages that are not there have width 0, behind the others."""
@@ -34,7 +38,7 @@ class Shapes:
     """``[K, S]``"""
 
     @classmethod
-    def of(cls, rows: Sequence[Sequence[tuple[int, int, int]]]) -> "Shapes":
+    def of(cls, rows: Sequence[Sequence[StageShape]]) -> "Shapes":
         """From (pool, TP degree, width) of each stage of each."""
         table = np.zeros((len(rows), max(map(len, rows), default=1), 3), np.int64)
         table[:, :, 1] = 1
@@ -61,6 +65,11 @@ class Shapes:
     def take(self, index: Ints | Bools) -> "Shapes":
         """Some of them, in that order."""
         return Shapes(self.pool[index], self.tp[index], self.width[index])
+
+    def stages(self, k: int) -> tuple[StageShape, ...]:
+        """The stages of one as plain numbers."""
+        depth = int((self.width[k] > 0).sum())
+        return tuple(zip(*(a[k, :depth].tolist() for a in (self.pool, self.tp, self.width)), strict=True))
 
     def sized(self, size: int) -> "Shapes":
         """With room for at least so many stages."""
@@ -104,6 +113,17 @@ def expanded(completion: Completion, shapes: Shapes) -> tuple[Templates, Ints]:
     templates, origin = Templates.joined([t for t, _ in parts]), np.concatenate([i for _, i in parts])
     order = np.argsort(origin, kind="stable")
     return _distinct(templates.take(order), origin[order])
+
+
+def possible(completion: Completion, templates: Templates) -> Templates:
+    """Those that the devices hold and the global batch fills, order kept."""
+    t, limits, request = templates, completion.supply.limits, completion.request
+    use = use_of(limits, t.pool, t.tp, t.width) * t.copies[:, None]
+    good = (use <= np.array([limit.places for limit in limits])).all(axis=1)
+    good &= (t.depth >= 1) & (t.depth <= completion.rows.num_blocks) & (t.copies >= 1)
+    good &= (t.micro_batch <= request.most_micro_batch) & (t.copies * t.micro_batch <= request.global_batch)
+    good &= t.width.max(axis=1, initial=0) <= t.micro_batch
+    return t.take(good)
 
 
 def _most_copies(completion: Completion, shapes: Shapes) -> Ints:
