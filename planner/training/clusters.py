@@ -60,12 +60,11 @@ class Hardware:
     types: tuple[DeviceType, ...]
 
 
-def draw_cluster(rng: random.Random, devices: tuple[int, int], *, held_out: bool) -> Hardware:
-    """From ``devices[0]`` to ``devices[1]`` devices; ``held_out``: at least one is of a held-out type."""
-    total = round(log_uniform(rng, *devices))
-    number = min(rng.choices(list(TYPES), list(TYPES.values()))[0], total)
+def draw_cluster(rng: random.Random, devices: int, *, held_out: bool) -> Hardware:
+    """A cluster of so many devices; ``held_out``: at least one is of a held-out type."""
+    number = min(rng.choices(list(TYPES), list(TYPES.values()))[0], devices)
     types = _draw_types(rng, number, held_out)
-    parts = _split(rng, total, number)
+    parts = _split(rng, devices, number)
     entries = [
         entry
         for kind, (known, part) in enumerate(zip(types, parts, strict=True))
@@ -73,7 +72,9 @@ def draw_cluster(rng: random.Random, devices: tuple[int, int], *, held_out: bool
     ]
     zoned = len(entries) > 1 and rng.random() < ZONED
     if zoned:
-        entries = [_in_zone(entry, rng.choice("xy")) for entry in entries]
+        zones = [*"xy", *rng.choices("xy", k=len(entries) - 2)]  # both are there
+        rng.shuffle(zones)
+        entries = [_in_zone(entry, zone) for entry, zone in zip(entries, zones, strict=True)]
     return Hardware(Cluster(node=tuple(entries), network=_network(rng, entries, zoned)), tuple(types))
 
 

@@ -15,20 +15,21 @@ from dataclasses import dataclass, field
 from arachne_runtime.plan.cluster import Cluster
 from arachne_runtime.plan.plan import ScheduleKind
 
+from ..policy import MOST_STAGES
 from ..request import Request
 from ..search.batch import StagePlan, Templates
 from ..search.columns import Completion
 from ..search.supply import Pool, Supply
 from .behaviour import draw_profile
 from .clusters import draw_cluster
-from .labels import ProblemSet
+from .labels import Labels, ProblemSet, Space
 from .models import draw_model, log_uniform, num_parameters
 
+COMMON, COMMON_PART = (8, 256), 0.6
+"""Devices of that part of the problems; of the others from the fewest to the most."""
 BATCHES = (32, 4096)
 """Samples of a global batch."""
 MOST_POOLS = 12
-DEEPEST = 64
-"""Stages of a template, as the policy proposes them."""
 
 FULLEST = 0.6
 """States of the largest model drawn for a cluster, as a part of its memory: activations need the rest."""
@@ -40,20 +41,13 @@ SHARDED = 0.2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Space:
-    """How large problems are."""
-
-    devices: tuple[int, int] = (2, 1024)
-    parameters: tuple[float, float] = (0.1e9, 100e9)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Drawn:
     """One random problem."""
 
     request: Request
     problems: ProblemSet
     seed: int
+    space: Space
     tries: int
     """Drawings that it took until one had a plan."""
     supply: Supply = field(repr=False)
@@ -92,6 +86,11 @@ def held_out(seed: int, space: Space | None = None) -> Drawn:
     return drawn(ProblemSet.HELD_OUT, seed, space)
 
 
+def labelled(labels: Labels) -> Drawn:
+    """The problem that labels are of."""
+    return drawn(labels.problems, labels.seed, labels.space)
+
+
 def drawn(problems: ProblemSet, seed: int, space: Space | None = None) -> Drawn:
     """The problem of any set; drawn again, from a seed that counts up, until one has a plan."""
     space = space or Space()
@@ -101,12 +100,14 @@ def drawn(problems: ProblemSet, seed: int, space: Space | None = None) -> Drawn:
         tries += 1
         request = _request(rng, space, held_out=problems is ProblemSet.HELD_OUT)
         if request is not None and has_plan(request, supply := Supply.of(request)):
-            return Drawn(request=request, problems=problems, seed=seed, tries=tries, supply=supply)
+            return Drawn(
+                request=request, problems=problems, seed=seed, space=space, tries=tries, supply=supply
+            )
 
 
 def _request(rng: random.Random, space: Space, *, held_out: bool) -> Request | None:
     """None where the model came out of another size than the space has."""
-    hardware = draw_cluster(rng, space.devices, held_out=held_out)
+    hardware = draw_cluster(rng, _devices(rng, space.devices), held_out=held_out)
     most = FULLEST * _memory(hardware.cluster) / STATE_BYTES
     low, high = space.parameters
     high = min(high, most)
@@ -129,6 +130,13 @@ def _request(rng: random.Random, space: Space, *, held_out: bool) -> Request | N
     )
 
 
+def _devices(rng: random.Random, limits: tuple[int, int]) -> int:
+    """Every factor as likely as every other, within ``COMMON`` more often."""
+    low, high = max(limits[0], COMMON[0]), min(limits[1], COMMON[1])
+    common = rng.random() < COMMON_PART and low < high
+    return round(log_uniform(rng, *((low, high) if common else limits)))
+
+
 def _memory(cluster: Cluster) -> float:
     """Bytes of all devices."""
     return sum((entry.memory_GiB or 0.0) * 2**30 * entry.gpus * entry.count for entry in cluster.node)
@@ -147,14 +155,19 @@ def has_plan(request: Request, supply: Supply) -> bool:
     if not 0 < len(supply.pools) <= MOST_POOLS:
         return False
     completion = Completion(request, supply, ScheduleKind.ONE_F_ONE_B)
-    lines = [(stages, 1, max(s[2] for s in stages)) for stages in _lean(request, supply)]
-    fits = completion.columns(Templates.of([line for line in lines if line[2] <= request.global_batch]))
+    fits = completion.columns(lean_templates(request, supply))
     return fits is not None and len(fits) > 0
+
+
+def lean_templates(request: Request, supply: Supply) -> Templates:
+    """Few that need little memory, one pipeline each."""
+    lines = [(stages, 1, max(s[2] for s in stages)) for stages in _lean(request, supply)]
+    return Templates.of([line for line in lines if line[2] <= request.global_batch])
 
 
 def _lean(request: Request, supply: Supply) -> Iterator[list[StagePlan]]:
     """All pools, and the largest alone, in one pipeline: at each TP degree, as deep as it goes or less."""
-    deepest = min(DEEPEST, len(request.model.blocks))
+    deepest = min(MOST_STAGES, len(request.model.blocks))
     wide = bool(request.max_zero) or any(block.experts for block in request.model.blocks)
     for tp in reversed(supply.degrees):
         for depth in (deepest, deepest // 2, deepest // 4):

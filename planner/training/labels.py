@@ -25,6 +25,13 @@ class ProblemSet(StrEnum):
     """With the device types and the model family that no other problem has."""
 
 
+class Space(Document, frozen=True, kw_only=True):
+    """How large problems are."""
+
+    devices: tuple[int, int] = (2, 1024)
+    parameters: tuple[float, float] = (0.1e9, 100e9)
+
+
 class Run(NamedTuple):
     """Alike neighbouring stages of a template."""
 
@@ -50,14 +57,16 @@ class Labels(Document, frozen=True, kw_only=True):
     """``VERSION`` of what wrote it."""
     problems: ProblemSet
     seed: int
+    space: Space = Space()
+    """That the problem was drawn from: ``draw.drawn(problems, seed, space)`` is the problem."""
     sequences: tuple[TemplateSequence, ...]
-    """Best first; empty where the best plan cannot be said by templates."""
+    """Best first; empty where none of the best plans can be said by templates."""
     relative: tuple[float, ...]
     """Of each sequence: seconds of its plan over those of the best plan; from 1 on."""
-    best_s: Seconds
-    """Iteration of the best plan."""
-    proven: bool = False
-    """Whether the best of all plans is known."""
+    best_s: Seconds | None
+    """Iteration of the best plan; None where the search found none."""
+    every_template: bool = False
+    """Whether all that the devices hold were tried."""
     dropped: int = 0
     """Plans as good that the policy's form cannot say."""
     evaluations: int = 0
