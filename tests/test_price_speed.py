@@ -1,7 +1,10 @@
 """The price is quick: CPU time of large plans, and links of many nodes without looking at every pair."""
 
 import time
+from dataclasses import replace
+from importlib import import_module
 
+import msgspec
 import pytest
 
 from arachne_runtime.plan.cluster import Cluster, Network, NetworkPair, NodeEntry
@@ -88,3 +91,26 @@ def test_links_by_kind_of_node_are_those_of_every_pair():
         assert among == {(k.latency_s, k.seconds_per_byte, k.curves, k.scope) for k in each}
         for a, b in pairs:
             assert fleet.link(a, b) == fleet.link(b, a) == (fresh._inter(a, b) if a != b else fresh._intra(a))
+
+
+@pytest.mark.parametrize("zones", [1, 3])
+def test_alike_pipelines_are_worked_out_once_and_cost_what_each_does(monkeypatch, zones):
+    """Pipelines in nodes of unlike zones, and on unlike links, are not alike."""
+    module = import_module("planner.cost.price")
+
+    plan, request = large(64, 8, 8, ScheduleKind.ONE_F_ONE_B, zones)
+    nodes = tuple(
+        msgspec.structs.replace(n, zone=f"z{i // 3 % zones}") for i, n in enumerate(request.cluster.node)
+    )
+    request = replace(request, cluster=msgspec.structs.replace(request.cluster, node=nodes))
+    asked = []
+    actors_of = module.actors_of
+    monkeypatch.setattr(module, "actors_of", lambda *args: (asked.append(args), actors_of(*args))[1])
+    quick = price(plan, request)
+    once = len(asked)
+    monkeypatch.setattr(module, "what_actors_depend_on", lambda *args: object())
+    each = price(plan, request)
+    assert len(asked) - once == len(plan.pipelines) > once
+    assert isinstance(quick, Estimate)
+    assert quick.iteration_s == each.iteration_s
+    assert quick.timeline == each.timeline

@@ -1,6 +1,7 @@
 """From a plan to what the simulation plays: replicas with their costs, and the messages between them."""
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 from arachne_runtime.plan.plan import Pipeline, Stage
 from arachne_runtime.plan.rows import Overlap, consecutive, overlaps
@@ -35,11 +36,15 @@ def crossings(pipeline: Pipeline, seats: tuple[tuple[Seat, ...], ...], tables: T
     found = []
     for s in range(1, len(pipeline.stages)):
         before, after = pipeline.stages[s - 1], pipeline.stages[s]
-        rows = consecutive(before.shares), consecutive(after.shares)
-        found.append(
-            Crossing(seats[s - 1], seats[s], overlaps(*rows), tables.output_bytes[before.layers[1] - 1])
-        )
+        sample_bytes = tables.output_bytes[before.layers[1] - 1]
+        found.append(Crossing(seats[s - 1], seats[s], _overlaps(before.shares, after.shares), sample_bytes))
     return found
+
+
+@lru_cache(maxsize=4096)
+def _overlaps(before: tuple[int, ...], after: tuple[int, ...]) -> tuple[Overlap, ...]:
+    """Of the rows of two stages with these shares."""
+    return overlaps(consecutive(before), consecutive(after))
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,6 +164,24 @@ def actors_of(
         tuple(_stage_actors(s, stage, seats[s], boundaries, messages, tables))
         for s, stage in enumerate(pipeline.stages)
     )
+
+
+def what_actors_depend_on(
+    pipeline: Pipeline, seats: tuple[tuple[Seat, ...], ...], crowd: Crowd, tables: Tables
+) -> object:
+    """Equal for pipelines played alike: the same stages, in nodes that only their names tell apart."""
+    numbers: dict[str, int] = {}
+    stages = tuple(
+        (
+            (stage.layers, stage.recompute, stage.zero, stage.expert_parallel, stage.expert_tensor),
+            tuple([(numbers.setdefault(s.node.name, len(numbers)), s.tp, s.replica.share) for s in seated]),
+        )
+        for stage, seated in zip(pipeline.stages, seats, strict=True)
+    )
+    nodes = tuple(
+        [(tables.fleet.likeness(n), crowd.forward.get(n, 1), crowd.backward.get(n, 1)) for n in numbers]
+    )
+    return stages, nodes
 
 
 def _stage_actors(

@@ -78,6 +78,10 @@ class Fleet:
             self._links[key] = self._links[key[::-1]] = found
         return found
 
+    def likeness(self, name: str) -> tuple[str, int, int]:
+        """Equal for nodes of one device type with equal links, inside and to all others."""
+        return self.nodes[name].device.name, self._kinds[name], id(self.link(name, name))
+
     def links_among(self, names: tuple[str, ...], crowded: bool) -> tuple[Link, ...]:
         """Every different link between these nodes, and inside them where they are few or ``crowded``."""
         of_kind: dict[int, list[str]] = {}

@@ -10,7 +10,16 @@ from arachne_runtime.plan.plan import Pipeline, Plan, Predicted, ScheduleKind, S
 from arachne_runtime.plan.schedule import deferred, in_flight
 from arachne_runtime.units import HOUR_S, Bytes, Seconds
 
-from .actors import WEIGHTS_OF_BACKWARD, Seat, Seats, actors_of, crossings, crowd_of, seats_of
+from .actors import (
+    WEIGHTS_OF_BACKWARD,
+    Seat,
+    Seats,
+    actors_of,
+    crossings,
+    crowd_of,
+    seats_of,
+    what_actors_depend_on,
+)
 from .detail import Run, explain
 from .estimate import Estimate, Infeasible, Price
 from .memory import StageMemory, stage_memory, together
@@ -78,9 +87,13 @@ def simulate(plan: Plan, seats: Seats, tables: Tables) -> Run:
     rows = rows_of(plan)
     stages: list[Stages] = []
     played: list[Played] = []
+    alike: dict[object, Stages] = {}
     known: dict[tuple[int, int, Stages], Played] = {}
     for pipeline, seated, crossed, n in zip(plan.pipelines, seats, boundaries, rows, strict=True):
-        actors = actors_of(pipeline, seated, crossed, crowd, tables)
+        like = what_actors_depend_on(pipeline, seated, crowd, tables)
+        if like not in alike:
+            alike[like] = actors_of(pipeline, seated, crossed, crowd, tables)
+        actors = alike[like]
         key = (n, pipeline.micro_batches, actors)
         if key not in known:
             known[key] = play(plan.schedule, pipeline.micro_batches, actors, n)

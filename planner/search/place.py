@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from heapq import heappop, heappush
 
 from .supply import Supply
 from .template import Group, Template
@@ -24,25 +25,36 @@ class Placement:
         return tuple(d for p in self.pipelines for s in p for seat in s for d in seat)
 
 
-@dataclass(slots=True)
 class _Free:
     """Free devices of one pool by node, while a template is placed."""
 
-    left: dict[str, list[str]]
-    near: str | None = None
-    """The node that the last group was taken from."""
+    def __init__(self, nodes: Sequence[tuple[str, int]]) -> None:
+        self._left = [[f"{name}:{i}" for i in range(size)] for name, size in nodes]
+        self._near: int | None = None
+        """The node that the last group was taken from."""
+        self._others: dict[int, list[int]] = {}
+        """The other nodes by number of free devices, first ones first (heaps)."""
+        for number, (_, size) in enumerate(nodes):
+            self._others.setdefault(size, []).append(number)
 
     def take(self, count: int) -> Seat | None:
         """``count`` devices of one node: of the last one if it can, else of the one that they fill best."""
-        if self.near is None or len(self.left[self.near]) < count:
-            fitting = [name for name, free in self.left.items() if len(free) >= count]
-            if not fitting:
+        if self._near is None or len(self._left[self._near]) < count:
+            self._leave()
+            sizes = [size for size, nodes in self._others.items() if nodes and size >= count]
+            if not sizes:
                 return None
-            self.near = min(fitting, key=lambda name: (len(self.left[name]) != count, -len(self.left[name])))
-        free = self.left[self.near]
+            self._near = heappop(self._others[count if count in sizes else max(sizes)])
+        free = self._left[self._near]
         taken = tuple(free[:count])
         del free[:count]
         return taken
+
+    def _leave(self) -> None:
+        """Put the last node back among the others."""
+        if self._near is not None and self._left[self._near]:
+            heappush(self._others.setdefault(len(self._left[self._near]), []), self._near)
+        self._near = None
 
 
 @dataclass(slots=True)
@@ -51,10 +63,7 @@ class _Seating:
     pools: list[_Free] = field(init=False)
 
     def __post_init__(self) -> None:
-        self.pools = [
-            _Free({name: [f"{name}:{i}" for i in range(size)] for name, size in pool.nodes})
-            for pool in self.supply.pools
-        ]
+        self.pools = [_Free(pool.nodes) for pool in self.supply.pools]
 
     def seat(self, group: Group) -> list[Seat] | None:
         """All replicas of a group, or None where the nodes cannot hold them."""

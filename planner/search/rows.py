@@ -40,6 +40,7 @@ class Rows:
         self.num_alike = max(map(kinds.count, kinds))
         """Blocks of the commonest kind."""
         self._held: dict[int, list[Ints]] = {}
+        self._options: dict[tuple[StagePlan, int, int, int, int], Option | None] = {}
         self._most: dict[int, tuple[Ints, Ints]] = {}
 
     def of(self, pool: Ints, tp: Ints, share: Ints, width: Ints, tile: Ints) -> Ints:
@@ -153,8 +154,13 @@ class Rows:
 
     def option(self, stage: StagePlan, micro_batch: int, start: int, stop: int, held: int) -> Option | None:
         """The first option with which a stage fits; None where none does."""
+        key = stage, -(-micro_batch // stage[2]), start, stop, held
+        if key not in self._options:
+            self._options[key] = self._option(*key)
+        return self._options[key]
+
+    def _option(self, stage: StagePlan, share: int, start: int, stop: int, held: int) -> Option | None:
         pool, tp, width, tile = stage
-        share = -(-micro_batch // width)
         row = int(self.of(*(np.array([x]) for x in (pool, tp, share, width, tile)))[0])
         if row < 0:
             return None
