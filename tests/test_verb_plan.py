@@ -248,7 +248,7 @@ def test_a_folder_of_measurements_needs_no_profile(folder):
     ("more", "words"),
     [
         (("--objective", "speed"), "--objective 'speed' is not throughput, cost"),
-        (("--objective", "cost"), "no price is known for node 'quick'"),
+        (("--objective", "cost"), "no price in USD is known for node 'quick'"),
         (("--sequence", "32"), "samples of 64 tokens"),
         (("--time-budget", "0"), "--time-budget 0"),
         (("--model", "no-such-model", "--profile", "profile.json"), "no model named"),
