@@ -17,6 +17,7 @@ from arachne_runtime.plan.plan import ScheduleKind
 from arachne_runtime.plan.profile import BlockTiming, Profile, UpdateTiming
 from planner.policy import (
     FEATURES_VERSION,
+    MOST_RUNS,
     WIDTHS,
     Architecture,
     Head,
@@ -502,3 +503,19 @@ def test_alike_runs_are_one_where_there_is_a_choice():
     same = [run for before, run in pairs if [x for x, _ in before] == [x for x, _ in run]]
     assert len(pairs) > 100
     assert all(run[-1][1] == 1 for run in same)
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.randoms(use_true_random=False))
+def test_templates_have_no_more_runs_than_there_may_be(rng):
+    """Also where one pool is hardly enough for a run."""
+    site, _ = site_of(request_of([(Kind(f"t{i}", degrees=(1,)), 1, rng.randint(1, 3)) for i in range(10)]))
+    runs = []
+
+    def choose(decision):
+        runs.append(int(decision.run.max()))
+        return Uniform(np.random.default_rng(rng.randrange(2**32)))(decision)
+
+    found = roll(site, 16, choose)
+    assert max(runs) < MOST_RUNS
+    assert found.shapes.depth.max() > 3

@@ -7,7 +7,7 @@ seen. ``network`` scores options, ``choosers`` and ``beam`` take them, ``policy`
 """
 
 from .choosers import Network, Sampler, Uniform, forced
-from .decision import MOST_STAGES, MOST_TEMPLATES, WIDTHS, Chooser, Decision, Head
+from .decision import MOST_RUNS, MOST_STAGES, MOST_TEMPLATES, WIDTHS, Chooser, Decision, Head
 from .features import FEATURES_VERSION
 from .network import initial_parameters, logits
 from .policy import Architecture, Meta, Policy
@@ -17,6 +17,7 @@ from .sources import Learned, UniformRandom
 
 __all__ = [
     "FEATURES_VERSION",
+    "MOST_RUNS",
     "MOST_STAGES",
     "MOST_TEMPLATES",
     "WIDTHS",

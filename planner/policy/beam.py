@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from ..search.shapes import Shapes
 from .choosers import Network
 from .decision import WIDTHS, Head, Ints
-from .point import Rolling
+from .point import Point, Rolling
 from .roll import shapes_of_stages
 from .site import Site
 
@@ -55,7 +55,7 @@ class _Beam:
 
     def extend(self, head: Head) -> Ints:
         """The likeliest choices of all rows together; the option of each of the new rows."""
-        decision = self.rolling.point().decision(head, *self.chosen)
+        decision = Point(self.rolling).decision(head, *self.chosen)
         logits = np.where(decision.mask, self.network(decision), -np.inf).astype(float)
         logits -= logits.max(axis=1, keepdims=True)
         logits -= np.log(np.exp(logits).sum(axis=1, keepdims=True))

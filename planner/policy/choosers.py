@@ -9,8 +9,8 @@ from numpy.typing import NDArray
 
 from arachne_runtime.errors import UsageError
 
-from .decision import MOST_STAGES, WIDTHS, Chooser, Decision, Floats, Head, Ints
-from .network import Encoded, encode, scores
+from .decision import MOST_STAGES, WIDTHS, Chooser, Decision, Floats, Head, Ints, Seen
+from .network import FORBIDDEN, Encoded, encode, scores
 from .site import Site
 
 RunOfStages: TypeAlias = tuple[int, int, int, int]
@@ -25,28 +25,27 @@ class Network:
 
     def __init__(self, parameters: Mapping[str, Floats]) -> None:
         self.parameters = parameters
-        self._pools: Floats | None = None
+        self._seen: Seen | None = None
         self._encoded: Encoded | None = None
-        self._rows: Ints = np.empty(0, np.int64)
-        """``[A]``: of what is encoded, by rollout."""
 
     def __call__(self, decision: Decision) -> Floats:
         """``[A, C]``"""
-        _, first, same = np.unique(decision.alike, return_index=True, return_inverse=True)
-        if self._pools is not decision.pools:
-            self._pools, self._rows = decision.pools, same
-            self._encoded = encode(self.parameters, decision.pools[first], decision.overall[first], np)
-        assert self._encoded is not None
+        mask = decision.mask[decision.first]
+        if (mask.sum(axis=1) == 1).all():
+            return np.where(decision.mask, np.float32(0), np.float32(FORBIDDEN))
+        seen = decision.seen
+        if self._seen is not seen or self._encoded is None:
+            self._seen, self._encoded = seen, encode(self.parameters, seen.pools, seen.overall, np)
         found: Floats = scores(
             self.parameters,
             decision.head,
-            self._encoded.take(self._rows[first]),
-            decision.options[first],
-            decision.mask[first],
-            decision.chosen_pool[first],
+            self._encoded.take(decision.rows[decision.first]),
+            decision.unlike_options,
+            mask,
+            decision.chosen_pool[decision.first],
             np,
         )
-        return found[same]
+        return found[decision.same]
 
 
 @dataclass(slots=True)

@@ -41,7 +41,8 @@ def stacked(shape: tuple[int, ...], ratios: Sequence[Ratio], plain: Sequence[Col
     for at, (values, _) in enumerate(ratios):
         found[..., at] = values
     logs = found[..., : len(ratios)]
-    np.clip(logs, LEAST, MOST, out=logs)
+    np.maximum(logs, LEAST, out=logs)
+    np.minimum(logs, MOST, out=logs)
     np.log2(logs, out=logs)
     logs /= np.array([divisor for _, divisor in ratios], np.float32)
     for at, column in enumerate(plain, len(ratios)):

@@ -4,7 +4,7 @@ from typing import Protocol
 
 import numpy as np
 
-from .decision import WIDTHS, Bools, Ints
+from .decision import MOST_RUNS, WIDTHS, Bools, Ints
 from .progress import Progress
 from .site import MANY, Site
 
@@ -34,7 +34,10 @@ class Masks(Protocol):
 
 
 class Buildable:
-    """Every stage that is left still finds a group: of its pool, or of any, at the degree that makes most."""
+    """Every stage that is left still finds a group, in as many runs as are left to the template.
+
+    A pool makes most groups at its smallest usable degree, and several runs there make no more than one.
+    """
 
     def __init__(self, site: Site, now: Progress) -> None:
         self.site = site
@@ -42,10 +45,15 @@ class Buildable:
         self.groups = site.groups(now.left)
         self.most = self.groups[:, np.arange(site.num_pools), site.least]
         self.samples = np.minimum(now.samples_left, site.most_micro_batch)
+        self.own = np.arange(len(now.depth))
+        self.runs = MOST_RUNS - 1 - now.run
+        """``[A]``: behind the next one."""
+        self.scarce = bool((self.runs < site.num_pools).any())
 
     def depth(self) -> Bools:
         """A template needs samples for any share that was measured, since its pools are not known yet."""
-        deepest = np.minimum(self.most.sum(axis=1), self.site.most_stages)
+        largest = -np.sort(-self.most, axis=1)[:, :MOST_RUNS].sum(axis=1)
+        deepest = np.minimum(largest, self.site.most_stages)
         shares = self.site.least_share[self.site.usable].max()
         deepest = np.where(self.now.samples_left >= shares, deepest, 0)
         mask: Bools = np.arange(self.site.most_stages + 1)[None] <= deepest[:, None]
@@ -53,25 +61,26 @@ class Buildable:
         return mask
 
     def pool(self) -> Bools:
-        """One group of it takes no more than one stage needs."""
-        return np.asarray(self.most > 0)
+        """All of it and of those that fit into the runs behind are enough."""
+        if not self.scarce:
+            return np.asarray(self.most > 0)
+        pools = range(self.site.num_pools)
+        rest = [self._largest(np.full(len(self.own), p), self.runs) for p in pools]
+        enough = self.most + np.stack(rest, axis=1) >= self.now.stages_left[:, None]
+        return np.asarray(enough & (self.most > 0))
 
     def tp(self, pool: Ints) -> Bools:
-        """One group."""
-        own = np.arange(len(pool))
-        fits = self.site.usable[pool] & (self.groups[own, pool] >= 1)
+        """One group of each stage."""
         degrees = np.arange(len(self.site.degrees))[None]
-        after = self._after(pool[:, None], degrees, np.ones((1, 1), np.int64))
-        return np.asarray(fits & (after >= self.now.stages_left[:, None] - 1))
+        fits = self.site.usable[pool] & (self.groups[self.own, pool] >= 1)
+        return np.asarray(fits & self._goes_on(pool[:, None], degrees, np.ones((1, 1), np.int64)))
 
     def width(self, pool: Ints, tp: Ints) -> Bools:
-        """One stage; the smallest micro-batch must be within the global batch."""
-        own = np.arange(len(pool))
+        """So many groups of each stage; the smallest micro-batch must be within the global batch."""
         widths = np.asarray(WIDTHS)[None]
-        fits = widths <= self.groups[own, pool, tp][:, None]
+        fits = widths <= self.groups[self.own, pool, tp][:, None]
         fits &= widths * self.site.least_share[pool, tp][:, None] <= self.samples[:, None]
-        after = self._after(pool[:, None], tp[:, None], widths)
-        mask = fits & (after >= self.now.stages_left[:, None] - 1)
+        mask = fits & self._goes_on(pool[:, None], tp[:, None], widths)
         # two alike runs behind each other are one, said again; but there must be a way on
         last_pool, last_tp, last_width = self.now.last.T
         again = (widths == last_width[:, None]) & ((last_pool == pool) & (last_tp == tp))[:, None]
@@ -80,21 +89,39 @@ class Buildable:
 
     def length(self, pool: Ints, tp: Ints, width: Ints) -> Bools:
         """So many stages."""
-        own = np.arange(len(pool))
         lengths = np.arange(1, int(self.now.stages_left.max()) + 1)[None]
         rest = self.now.stages_left[:, None] - lengths
         taken = lengths * width[:, None]
-        fits = (rest >= 0) & (taken <= self.groups[own, pool, tp][:, None])
+        fits = (rest >= 0) & (taken <= self.groups[self.own, pool, tp][:, None])
         return np.asarray(fits & (self._after(pool[:, None], tp[:, None], taken) >= rest))
 
+    def _goes_on(self, pool: Ints, tp: Ints, width: Ints) -> Bools:
+        """``[A, C]``: whether a run of one stage, or one as long as can be, leaves enough for the others."""
+        stages = self.now.stages_left[:, None]
+        found = self._after(pool, tp, width) >= stages - 1
+        if self.scarce:
+            longest = np.clip(self.groups[self.own[:, None], pool, tp] // width, 1, stages)
+            found |= self._after(pool, tp, longest * width) >= stages - longest
+        return np.asarray(found)
+
     def _after(self, pool: Ints, tp: Ints, taken: Ints) -> Ints:
-        """``[A, C]``: groups that all pools still make after ``taken`` of ``pool``."""
-        site, own = self.site, np.arange(len(pool))[:, None]
+        """``[A, C]``: stages that the runs behind can make, once ``taken`` groups of ``pool`` are gone."""
+        site, own = self.site, self.own[:, None]
         least = site.takes[pool, site.least[pool]]
         left = self.now.left[own, pool] - taken[:, :, None] * site.takes[pool, tp]
-        each = np.where(least > 0, left // np.maximum(1, least), MANY).min(axis=2)
-        others = self.most.sum(axis=1, keepdims=True) - self.most[own, pool]
-        return np.asarray(np.maximum(each, 0) + others)
+        each = np.floor(np.where(least > 0, left / np.maximum(1, least), MANY).min(axis=2)).astype(np.int64)
+        without, beside = (self._largest(pool[:, 0], self.runs - less)[:, None] for less in (0, 1))
+        return np.asarray(np.where(self.runs[:, None] > 0, np.maximum(without, beside + each), 0), np.int64)
+
+    def _largest(self, pool: Ints, runs: Ints) -> Ints:
+        """``[A]``: stages that the other pools make in so many runs."""
+        others = self.most.copy()
+        others[self.own, pool] = 0
+        if not self.scarce:
+            return np.asarray(others.sum(axis=1), np.int64)
+        total = np.cumsum(-np.sort(-others, axis=1), axis=1)
+        some = np.clip(runs, 1, self.site.num_pools) - 1
+        return np.where(runs > 0, total[self.own, some], 0)
 
 
 class Anything:

@@ -205,8 +205,8 @@ def width_options(site: Site, now: Progress, pool: Ints, tp: Ints, *, most: int)
 def _groups(site: Site, places: Ints, pool: Ints, tp: Ints) -> Ints:
     """``[A]``: of one pool and degree each."""
     takes = site.takes[pool, tp]
-    each = np.where(takes > 0, places[np.arange(len(pool)), pool] // np.maximum(1, takes), MANY)
-    return np.asarray(each.min(axis=1), np.int64)
+    each = np.where(takes > 0, places[np.arange(len(pool)), pool] / np.maximum(1, takes), MANY)
+    return np.asarray(np.floor(each.min(axis=1)), np.int64)
 
 
 def length_options(site: Site, now: Progress, pool: Ints, tp: Ints, width: Ints, *, most: int) -> Floats:
@@ -219,7 +219,7 @@ def length_options(site: Site, now: Progress, pool: Ints, tp: Ints, width: Ints,
     start, left = now.start[own, pool], now.left[own, pool]
     taken = length * width[:, None]
     used = (start - left)[:, None] + taken[:, :, None] * site.takes[pool, tp][:, None]
-    here = np.where(used > 0, start[:, None] // np.maximum(1, used), MANY).min(axis=2)
+    here = np.floor(np.where(used > 0, start[:, None] / np.maximum(1, used), MANY).min(axis=2))
     follows = now.last[:, :1] >= 0
     before = np.where(follows, now.copies[:, None], here)
     copies = np.minimum(before, here)

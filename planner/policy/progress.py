@@ -76,13 +76,7 @@ class Progress:
 
     def begin(self, rows: Ints, depth: Ints) -> None:
         """A template of so many stages."""
-        self.start[rows] = self.left[rows]
         self.depth[rows] = self.stages_left[rows] = depth
-        self.run[rows] = self.runs_of[rows] = self.widest[rows] = 0
-        self.held[rows] = self.speeds[rows] = 0
-        self.copies[rows] = 1
-        self.last[rows] = -1
-        self.stages[rows] = 0
 
     def place(self, site: Site, rows: Ints, pool: Ints, tp: Ints, width: Ints, length: Ints) -> None:
         """A run of ``length`` stages; ``tp`` is an index of ``Site.degrees``."""
@@ -92,7 +86,8 @@ class Progress:
         here = (stage >= at[:, None]) & (stage < (at + length)[:, None])
         degrees = np.asarray(site.degrees, np.int64)
         made = np.stack([pool, degrees[tp], width], axis=1)
-        self.stages[rows] = np.where(here[:, :, None], made[:, None], self.stages[rows])
+        kept = np.where((stage < at[:, None])[:, :, None], self.stages[rows], 0)
+        self.stages[rows] = np.where(here[:, :, None], made[:, None], kept)
         self.stages_left[rows] -= length
         copies = _quotient(self.start[rows, pool], self.start[rows, pool] - self.left[rows, pool])
         self.copies[rows] = np.where(self.run[rows] > 0, np.minimum(self.copies[rows], copies), copies)
@@ -123,14 +118,22 @@ class Progress:
         self.samples_left[rows] -= copies * widest
         self.before[rows] = self.depth[rows]
         self.position[rows] += 1
-        self.depth[rows] = 0
+        self._clear(rows)
         return np.asarray(copies, np.int64)
+
+    def _clear(self, rows: Ints) -> None:
+        """Between two templates; the stages of the one before stay until another overwrites them."""
+        self.start[rows] = self.left[rows]
+        self.depth[rows] = self.run[rows] = self.runs_of[rows] = self.widest[rows] = 0
+        self.held[rows] = self.speeds[rows] = 0
+        self.copies[rows] = 1
+        self.last[rows] = -1
 
 
 def _quotient(have: Ints, each: Ints) -> Ints:
     """``[A]``: how often all of ``each`` are in ``have``, both ``[A, L]``."""
-    often: NDArray[Any] = np.where(each > 0, have // np.maximum(each, 1), MANY)
-    return np.asarray(often.min(axis=1), np.int64)
+    often: NDArray[Any] = np.where(each > 0, have / np.maximum(each, 1), MANY)
+    return np.asarray(np.floor(often.min(axis=1)), np.int64)
 
 
 FIELDS = tuple(field.name for field in fields(Progress))

@@ -35,17 +35,16 @@ def roll(
     *,
     most_templates: int = MOST_TEMPLATES,
     masked: bool = True,
-    features: bool = True,
 ) -> Rollouts:
     """``num`` rollouts of up to ``most_templates`` templates each, as ``choose`` decides.
 
     A rollout that has them all is not asked any more. Not ``masked``: what was chosen and can't be built is
-    dropped, and its rollout ends. Without ``features`` decisions have none (their last axis is 0).
+    dropped, and its rollout ends.
     """
     found: list[tuple[Ints, Ints, Ints, Ints]] = []
-    rolling = _begun(Rolling.of(site, num, masked=masked, features=features), choose)
+    rolling = _begun(Rolling.of(site, num, masked=masked), choose)
     while len(rolling):
-        progress, point = rolling.progress, rolling.point()
+        progress, point = rolling.progress, Point(rolling)
         progress.place(site, np.arange(len(rolling)), *_chosen_run(point, choose))
         rolling = replace(rolling, alike=point.alike)
         done = np.nonzero(progress.stages_left == 0)[0]
@@ -73,7 +72,7 @@ def _begun(rolling: Rolling, choose: Chooser) -> Rolling:
     between = np.nonzero(rolling.progress.depth == 0)[0]
     if not len(between):
         return rolling
-    point = rolling.take(between).point()
+    point = Point(rolling.take(between))
     depth = _answer(point, choose, Head.DEPTH)
     on = depth > 0
     rolling.progress.begin(between[on], depth[on])

@@ -114,9 +114,8 @@ class Site:
 
     def groups(self, left: Ints) -> Ints:
         """``[A, P, T]``: groups of each degree that ``left`` places ``[A, P, L]`` hold."""
-        each = left[:, :, None, :] // np.maximum(self.takes, 1)
-        found = np.where(self.takes > 0, each, MANY).min(axis=3)
-        return np.asarray(np.where(self.usable, found, 0), np.int64)
+        each = np.where(self.takes > 0, left[:, :, None, :] / np.maximum(1, self.takes), MANY)
+        return np.where(self.usable, np.floor(each.min(axis=3)), 0).astype(np.int64)
 
 
 class _Maker:

@@ -70,10 +70,7 @@ class UniformRandom:
     def shapes(self, site: Site, seed: int) -> Iterator[Shapes]:
         """The same as shapes, none twice."""
         chooser = Uniform(np.random.default_rng(seed))
-        rolls = (
-            roll(site, self.rollouts, chooser, masked=self.masked, features=False)
-            for _ in range(self.num_batches)
-        )
+        rolls = (roll(site, self.rollouts, chooser, masked=self.masked) for _ in range(self.num_batches))
         return _fresh(rollouts.shapes for rollouts in rolls)
 
 
