@@ -46,7 +46,7 @@ class Form:
     def copies(self, sequence: TemplateSequence) -> list[int] | None:
         """How often each template stands, the first ones first; None where masks don't allow them."""
         try:
-            rolled = roll(self.site, 1, forced(self.site, [sequence]), features=False)
+            rolled = roll(self.site, 1, forced(self.site, [sequence]))
         except UsageError:
             return None
         return [int(copies) for copies in rolled.copies]
