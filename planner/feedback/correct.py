@@ -81,7 +81,7 @@ class _Heard:
         """UsageError where it says nothing of this profile, and what the cluster's devices raise."""
         if (why := run.refusal(profile)) is not None:
             raise UsageError(why)
-        tables = Tables(run.model, profile, Fleet(run.cluster, profile))
+        tables = _tables(run, profile)
         seen = observe(run, tables)
         if not seen.rows:
             raise UsageError("; ".join(seen.notes) or "its records hold no action and no update")
@@ -113,15 +113,18 @@ class _Found:
         rows = [row for one in heard for row in one.rows]
         runs = [(one.run, one.tables) for one in heard]
         found = factors_of(rows, sources_of(profile))
-        links, steps = link_factors(profile, runs), step_factors(profile, runs)
         update_s = dict(pair for one in heard for pair in one.update_seconds())
         blocks = corrected(profile, found.by_figure, ran_shares(rows), update_s)
-        whole = replace(
-            blocks,
-            links=tuple(with_links(profile.links, links)),
-            steps=tuple(with_steps(profile.steps, steps)),
-        )
+        links = link_factors(runs)
+        linked = replace(blocks, links=tuple(with_links(profile.links, links, runs)))
+        # what a step costs beside its blocks is what its messages leave
+        steps = step_factors(linked, [(one.run, _tables(one.run, linked)) for one in heard])
+        whole = replace(linked, steps=tuple(with_steps(profile.steps, steps)))
         return cls(whole, tuple(found.by_figure.values()), links, steps, found.outliers)
+
+
+def _tables(run: Run, profile: Profile) -> Tables:
+    return Tables(run.model, profile, Fleet(run.cluster, profile))
 
 
 def _held_out(profile: Profile, heard: Sequence[_Heard]) -> Iterable[Profile | None]:

@@ -16,7 +16,7 @@ import numpy as np
 from .prior import Floats
 
 FREEDOM = 4.0
-"""Degrees of freedom of an error: a row 5 deviations off counts a sixth of one that agrees (K. Lange, R.
+"""Degrees of freedom of an error: a row 5 deviations off counts a seventh of one that agrees (K. Lange, R.
 Little, J. Taylor, JASA 84, 1989: 4 works well where it is not estimated)."""
 KNOWN = (FREEDOM + 1) / (FREEDOM + 3)
 """Fisher information of a Student-t error, of a normal one's with the same s (same paper)."""
