@@ -15,6 +15,7 @@ from arachne_runtime.plan.plan import Plan
 from arachne_runtime.units import Seconds, format_bytes, format_seconds, significant
 
 from ..inputs import model_from, profile_from
+from ..options import AsJson, ProfileOfModel
 
 if TYPE_CHECKING:  # loads NumPy, which `arachne --help` does without
     from planner import Request
@@ -46,13 +47,11 @@ def command(
     model: Annotated[
         str | None, typer.Option(help="A name of the catalog, a model.json, or a config.json.")
     ] = None,
-    profile: Annotated[
-        str | None, typer.Option(help="A profile.json, or a name of the catalog (default: the model's).")
-    ] = None,
+    profile: ProfileOfModel = None,
     run: Annotated[
         Path | None, typer.Option(help="Lay these records (arachne run --trace DIR) beside the plan's price.")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print all of it as JSON.")] = False,
+    as_json: AsJson = False,
 ) -> int | None:
     """Price plans beside what rival strategies propose.
 

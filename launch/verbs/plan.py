@@ -21,6 +21,7 @@ from arachne_runtime.units import Seconds, format_seconds
 from ..folders import check_writable
 from ..goal import Goal, goal_from
 from ..inputs import dtype_source, model_from, profile_from
+from ..options import AsJson
 
 if TYPE_CHECKING:  # loads NumPy, which `arachne --help` does without
     from planner import Found, Request
@@ -60,7 +61,7 @@ def command(
     ] = "throughput",
     out: Annotated[Path | None, typer.Option(help="Write the plan here (plan.json).")] = None,
     time_budget: Annotated[float, typer.Option(help="Seconds that the search may take.")] = 5.0,
-    as_json: Annotated[bool, typer.Option("--json", help="Print all of it as JSON.")] = False,
+    as_json: AsJson = False,
 ) -> int | None:
     """Find the best plan for a model on a cluster.
 

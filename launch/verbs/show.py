@@ -13,6 +13,7 @@ from arachne_runtime.plan.plan import Plan
 
 from ..folders import check_writable
 from ..inputs import has_no_measurements, model_from, profile_from
+from ..options import MODEL_OF_PLAN, AsJson, ProfileOfModel
 from ..pricing import request_alone
 
 if TYPE_CHECKING:  # loads NumPy, which `arachne --help` does without
@@ -26,18 +27,14 @@ def command(
     cluster: Annotated[
         Path | None, typer.Option(help="Show the types of its devices, from cluster.toml.")
     ] = None,
-    model: Annotated[
-        str | None, typer.Option(help="Its model: a name of the catalog, a model.json, or a config.json.")
-    ] = None,
-    profile: Annotated[
-        str | None, typer.Option(help="A profile.json, or a name of the catalog (default: the model's).")
-    ] = None,
+    model: Annotated[str | None, typer.Option(help=MODEL_OF_PLAN)] = None,
+    profile: ProfileOfModel = None,
     grid: Annotated[bool, typer.Option("--grid", help="Show the order of actions in each pipeline.")] = False,
     html: Annotated[Path | None, typer.Option(help="Draw the priced plan on this page.")] = None,
     trace: Annotated[
         Path | None, typer.Option(help="Write its timeline for chrome://tracing or Perfetto.")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print all of it as JSON.")] = False,
+    as_json: AsJson = False,
 ) -> int | None:
     """Show a plan; with its cluster and model also its price."""
     from ..report import answers, tell_show

@@ -9,25 +9,22 @@ from arachne_runtime.errors import ExitCode
 from arachne_runtime.plan.files import read_cluster, read_plan
 
 from ..inputs import model_from, profile_from
+from ..options import MODEL_OF_PLAN, AsJson, ProfileOfModel
 from ..pricing import request_alone
 
 
 def command(
     plan: Annotated[Path, typer.Argument(help="The plan to price (plan.json).")],
     cluster: Annotated[Path, typer.Option(help="The devices: a cluster.toml.")],
-    model: Annotated[
-        str, typer.Option(help="Its model: a name of the catalog, a model.json, or a config.json.")
-    ],
-    profile: Annotated[
-        str | None, typer.Option(help="A profile.json, or a name of the catalog (default: the model's).")
-    ] = None,
+    model: Annotated[str, typer.Option(help=MODEL_OF_PLAN)],
+    profile: ProfileOfModel = None,
     inter_gbps: Annotated[
         float | None, typer.Option(help="Assume so many 1e9 bytes a second between nodes.")
     ] = None,
     latency_us: Annotated[
         float | None, typer.Option(help="Assume so many microseconds between nodes.")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print all of it as JSON.")] = False,
+    as_json: AsJson = False,
 ) -> int | None:
     """Price any plan, also under another profile or network."""
     from planner.explain import with_network

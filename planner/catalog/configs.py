@@ -1,6 +1,7 @@
 """A Hugging Face ``config.json`` as an ``Architecture``; families by their ``model_type``."""
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from arachne_runtime.errors import UsageError
@@ -66,71 +67,61 @@ def architecture(name: str, fields: Mapping[str, Any]) -> Architecture:
 def _opt(c: Config) -> Architecture:
     hidden, width = c.count("hidden_size"), c.count("word_embed_proj_dim", c.count("hidden_size"))
     longest = c.count("max_position_embeddings")
-    return Architecture(
-        name=c.name,
-        layers=c.count("num_hidden_layers"),
-        hidden=hidden,
-        vocabulary=c.count("vocab_size"),
-        attention=_heads(c, hidden, "num_attention_heads", bias_in=True, bias_out=True),
-        mlp=FeedForward(width=c.count("ffn_dim"), gated=False, bias=True),
-        norm_vectors=2,
+    plain = _with_positions(
+        c, hidden, longest, layers="num_hidden_layers", heads="num_attention_heads", width=c.count("ffn_dim")
+    )
+    return replace(
+        plain,
         final_norm=c.flag("do_layer_norm_before", True),
         embedding_width=None if width == hidden else width,
         positions=longest + 2,  # OPT's table starts at 2
-        longest=longest,
-        tied=c.flag("tie_word_embeddings", True),
     )
 
 
 def _gpt_neo(c: Config) -> Architecture:
     hidden, longest = c.count("hidden_size"), c.count("max_position_embeddings")
-    return Architecture(
-        name=c.name,
-        layers=c.count("num_layers"),
-        hidden=hidden,
-        vocabulary=c.count("vocab_size"),
-        attention=_heads(c, hidden, "num_heads", bias_in=False, bias_out=True),
-        mlp=FeedForward(width=c.count("intermediate_size", 4 * hidden), gated=False, bias=True),
-        norm_vectors=2,
-        positions=longest,
-        longest=longest,
-        tied=c.flag("tie_word_embeddings", True),
+    width = c.count("intermediate_size", 4 * hidden)
+    return _with_positions(
+        c, hidden, longest, layers="num_layers", heads="num_heads", width=width, bias_in=False
     )
 
 
 def _gpt2(c: Config) -> Architecture:
     hidden, longest = c.count("n_embd"), c.count("n_positions")
-    return Architecture(
-        name=c.name,
-        layers=c.count("n_layer"),
-        hidden=hidden,
-        vocabulary=c.count("vocab_size"),
-        attention=_heads(c, hidden, "n_head", bias_in=True, bias_out=True),
-        mlp=FeedForward(width=c.count("n_inner", 4 * hidden), gated=False, bias=True),
-        norm_vectors=2,
-        positions=longest,
-        longest=longest,
-        tied=c.flag("tie_word_embeddings", True),
-    )
+    width = c.count("n_inner", 4 * hidden)
+    return _with_positions(c, hidden, longest, layers="n_layer", heads="n_head", width=width)
 
 
 def _bert(c: Config) -> Architecture:
     hidden, longest = c.count("hidden_size"), c.count("max_position_embeddings")
-    return Architecture(
-        name=c.name,
-        layers=c.count("num_hidden_layers"),
-        hidden=hidden,
-        vocabulary=c.count("vocab_size"),
-        attention=_heads(c, hidden, "num_attention_heads", bias_in=True, bias_out=True),
-        mlp=FeedForward(width=c.count("intermediate_size"), gated=False, bias=True),
-        norm_vectors=2,
+    width = c.count("intermediate_size")
+    plain = _with_positions(
+        c, hidden, longest, layers="num_hidden_layers", heads="num_attention_heads", width=width
+    )
+    return replace(
+        plain,
         final_norm=False,
         embedding_norm=True,
+        token_types=c.count("type_vocab_size", 2),
+        head_transform=True,
+    )
+
+
+def _with_positions(
+    c: Config, hidden: int, longest: int, *, layers: str, heads: str, width: int, bias_in: bool = True
+) -> Architecture:
+    """Learned positions, LayerNorm, an MLP of two matrices and biases; ``layers``, ``heads``: the fields."""
+    return Architecture(
+        name=c.name,
+        layers=c.count(layers),
+        hidden=hidden,
+        vocabulary=c.count("vocab_size"),
+        attention=_heads(c, hidden, heads, bias_in=bias_in, bias_out=True),
+        mlp=FeedForward(width=width, gated=False, bias=True),
+        norm_vectors=2,
         positions=longest,
         longest=longest,
-        token_types=c.count("type_vocab_size", 2),
         tied=c.flag("tie_word_embeddings", True),
-        head_transform=True,
     )
 
 

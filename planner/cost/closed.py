@@ -74,9 +74,9 @@ def _one_f_one_b(
     its warm-up left out).
     """
     depth = forward_s.shape[1]
-    down = np.pad(np.cumsum(forward_s, axis=1), ((0, 0), (1, 0)))
-    up = np.pad(np.cumsum(backward_s, axis=1), ((0, 0), (1, 0)))
-    hops = np.pad(np.cumsum(hop_s, axis=1), ((0, 0), (1, 0)))
+    down = _sums_before(forward_s)
+    up = _sums_before(backward_s)
+    hops = _sums_before(hop_s)
     through = down[:, -1] + up[:, -1] + 2 * hops[:, -1]
     best = through
     for a in range(depth):
@@ -104,9 +104,9 @@ def _zero_bubble(
     depth = forward_s.shape[1]
     weight_s = WEIGHTS_OF_BACKWARD * backward_s
     input_s = backward_s - weight_s
-    down = np.pad(np.cumsum(forward_s, axis=1), ((0, 0), (1, 0)))
-    up = np.pad(np.cumsum(input_s, axis=1), ((0, 0), (1, 0)))
-    hops = np.pad(np.cumsum(hop_s, axis=1), ((0, 0), (1, 0)))
+    down = _sums_before(forward_s)
+    up = _sums_before(input_s)
+    hops = _sums_before(hop_s)
     through = down[:, -1] + up[:, -1] + 2 * hops[:, -1]
     count = micro_batches
     last = weight_s[:, 0]
@@ -142,7 +142,7 @@ def _interleaved(
     depth = forward_s.shape[1]
     both = forward_s + backward_s
     steps = both[:, :-1] + 2 * hop_s
-    reached = np.pad(np.cumsum(steps, axis=1), ((0, 0), (1, 0)))[:, :num_rows]
+    reached = _sums_before(steps)[:, :num_rows]
     rows = np.stack([both[:, row::num_rows].sum(axis=1) for row in range(num_rows)], axis=1)
     count = micro_batches[:, None]
     chunks = [slice(c, c + num_rows) for c in range(0, depth, num_rows)]
@@ -166,3 +166,8 @@ def _with_receives(
     if stage < hop_s.shape[1]:
         forward = np.maximum(forward, hop_s[:, stage])
     return forward, backward
+
+
+def _sums_before(values: Seconds_KS) -> Seconds_KS:
+    """``[K, S + 1]``: what stands before each stage, and all of it."""
+    return np.pad(np.cumsum(values, axis=1), ((0, 0), (1, 0)))
