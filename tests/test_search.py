@@ -236,6 +236,11 @@ def test_unlike_devices_gain_from_unlike_stages():
         assert estimate.iteration_s / found.estimate.iteration_s > ratio
 
 
+def test_there_is_a_plan_however_short_the_time():
+    found = find_plan(catalog_request(64, 2, 2), time_budget_s=1e-6, peers=())
+    assert found.evaluations >= 1
+
+
 def test_progress_is_told():
     told = []
     find_plan(catalog_request(32, 1, 1), evaluations=30, on_progress=told.append, peers=())

@@ -1,7 +1,7 @@
 """The search over templates, for clusters of any size: propose, complete, price the best, climb, pack."""
 
+from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import chain, zip_longest
 
 import numpy as np
 from msgspec.structs import replace
@@ -99,8 +99,8 @@ class Broad:
         Under a clock with prices between, so that there is a plan as soon as can be.
         """
         asked = [source.batches(self.completion, self.seed) for source in self.sources]
-        for templates in chain.from_iterable(zip_longest(*asked)):
-            if templates is not None and self._add(templates) and self.judge.time_budget_s is not None:
+        for templates in _in_turns(asked):
+            if self._add(templates) and self.judge.time_budget_s is not None:
                 self._price_best(PRICED_EACH)
 
     def climb(self) -> None:
@@ -218,6 +218,17 @@ class Broad:
         first = bool(self.columns.by_stage[k])
         plans = (plan_of(self.completion, [part], by_stage=by_stage) for by_stage in (first, not first))
         return self._price(next((plan for plan in plans if plan is not None), None))
+
+
+def _in_turns(asked: Iterable[Iterator[Templates]]) -> Iterator[Templates]:
+    """The next batch of each that has one, again and again; none is asked before it is its turn."""
+    queue = deque(asked)
+    while queue:
+        batches = queue.popleft()
+        batch = next(batches, None)
+        if batch is not None:
+            yield batch
+            queue.append(batches)
 
 
 def _sharing(plan: Plan) -> Plan:

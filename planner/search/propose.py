@@ -7,7 +7,7 @@ the runs in any order; for every number of copies and every micro-batch.
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import lru_cache
-from itertools import pairwise, permutations
+from itertools import permutations
 from typing import Any, Protocol
 
 import numpy as np
@@ -27,8 +27,8 @@ MOST_COMBINATIONS = 8_000
 MOST_TEMPLATES = 2400
 """Templates of a whole enumeration: completed in some 0.1 s of one core at 128 devices."""
 
-FIRST_BATCH, SECOND_BATCH = 60, 600
-"""Templates of its first batch, and of the first two."""
+FIRST_BATCH, NEXT_BATCH = 60, 600
+"""Templates of its batches."""
 
 KEPT_EACH = 24
 """Of these, how many are kept at most, so that no number of copies or micro-batch crowds out the others."""
@@ -64,9 +64,8 @@ class Enumeration:
             yield first
         whole = self._best(completion, pairs, MOST_TEMPLATES)
         both = Templates.joined([first, whole]).distinct()
-        for start, stop in pairwise((len(first), SECOND_BATCH, max(SECOND_BATCH, len(both)))):
-            if start < min(stop, len(both)):
-                yield both.take(np.arange(start, min(stop, len(both))))
+        for start in range(len(first), len(both), NEXT_BATCH):
+            yield both.take(np.arange(start, min(start + NEXT_BATCH, len(both))))
 
     def templates(self, completion: Completion, most: int) -> Templates:
         """The best by a closed form that deals blocks like sand, over all copies and micro-batches."""
