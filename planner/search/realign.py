@@ -50,7 +50,7 @@ def _matched_nodes(work: Mapping[str, Roles], change: Migration) -> list[tuple[s
     for alike in _alike_nodes(change.request):
         busy = [name for name in alike if name in work]
         if busy:
-            entering = np.stack([_entering_each(work[name], alike, change) for name in busy])
+            entering = _entering_each([work[name] for name in busy], alike, change)
             rows, columns = linear_sum_assignment(entering**2)
             found += [(busy[r], alike[c]) for r, c in zip(rows.tolist(), columns.tolist(), strict=True)]
     return found
@@ -65,15 +65,21 @@ def _alike_nodes(request: Request) -> list[list[str]]:
     return list(found.values())
 
 
-def _entering_each(work: Roles, names: Sequence[str], change: Migration) -> Floats:
-    """Bytes that would enter each of these nodes if it did this work."""
-    numbers = [change.node_number[name] for name in names]
-    total = np.zeros(len(names))
-    for held in work.values():
-        for role in held:
-            missing = change.missing(role.shard, role.of)
-            total += missing[numbers, role.stop] - missing[numbers, role.start]
-    return total
+def _entering_each(works: Sequence[Roles], names: Sequence[str], change: Migration) -> Floats:
+    """``[works, names]``: bytes that would enter each of these nodes if it did each of these works."""
+    numbers = np.array([change.node_number[name] for name in names])
+    known: dict[tuple[Role, ...], Floats] = {}
+    rows = []
+    for work in works:
+        roles = tuple(sorted(role for held in work.values() for role in held))
+        if roles not in known:  # most nodes do what others do
+            total = np.zeros(len(names))
+            for role in roles:
+                missing = change.missing(role.shard, role.of)
+                total += missing[numbers, role.stop] - missing[numbers, role.start]
+            known[roles] = total
+        rows.append(known[roles])
+    return np.stack(rows)
 
 
 def _matched_devices(work: Roles, node: str, change: Migration) -> Mapping[str, str]:
