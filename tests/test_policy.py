@@ -33,7 +33,7 @@ from planner.policy import (
     roll,
 )
 from planner.policy import Network as PolicyNetwork
-from planner.policy.beam import beam_search
+from planner.policy.beam import Noise, beam_search
 from planner.request import Request
 from planner.search.columns import Completion
 from planner.search.shapes import Shapes, shapes_of
@@ -423,6 +423,24 @@ def test_a_beam_is_the_likeliest_of_all():
     assert len(best) > 15
     assert set(beam) >= set(best[:15])
     assert beam[0] == best[0]
+
+
+def test_samples_without_replacement_are_as_likely_as_the_network_says():
+    """The first of them is a plain sample; the others are not the same again."""
+    site, _ = site_of(request_of([(Kind("a", degrees=(1, 2)), 2, 1)], blocks=2))
+    parameters = {
+        n: a * (8 if n.endswith("score.weight") else 1) for n, a in Policy.new(2).parameters.items()
+    }
+    network = PolicyNetwork(parameters)
+    generator = np.random.default_rng(0)
+    beams = [rows_of(beam_search(site, network, 3, Noise(generator, 1.3))) for _ in range(150)]
+    plain = rows_of(roll(site, 2000, Sampler(network, generator, 1.3), most_templates=1).shapes)
+    for row in set(plain):
+        part = plain.count(row) / len(plain)
+        error = (part * (1 - part) * (1 / 150 + 1 / 2000)) ** 0.5
+        assert abs(sum(beam[0] == row for beam in beams) / 150 - part) < 4 * error + 1e-3
+    assert 0.1 < max(plain.count(row) for row in set(plain)) / len(plain) < 0.9
+    assert all(len(set(beam)) == len(beam) > 1 for beam in beams)
 
 
 # --- files

@@ -29,20 +29,22 @@ class Network:
         self._encoded: Encoded | None = None
 
     def __call__(self, decision: Decision) -> Floats:
-        """``[A, C]``"""
+        """``[A, C]``; 0 where nothing is to be chosen."""
         mask = decision.mask[decision.first]
-        if (mask.sum(axis=1) == 1).all():
-            return np.where(decision.mask, np.float32(0), np.float32(FORBIDDEN))
+        found: Floats = np.where(mask, np.float32(0), np.float32(FORBIDDEN))
+        free = np.nonzero(mask.sum(axis=1) > 1)[0]
+        if not len(free):
+            return found[decision.same]
         seen = decision.seen
         if self._seen is not seen or self._encoded is None:
             self._seen, self._encoded = seen, encode(self.parameters, seen.pools, seen.overall, np)
-        found: Floats = scores(
+        found[free] = scores(
             self.parameters,
             decision.head,
-            self._encoded.take(decision.rows[decision.first]),
-            decision.unlike_options,
-            mask,
-            decision.chosen_pool[decision.first],
+            self._encoded.take(decision.rows[decision.first[free]]),
+            decision.unlike_options[free],
+            mask[free],
+            decision.chosen_pool[decision.first[free]],
             np,
         )
         return found[decision.same]

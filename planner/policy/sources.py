@@ -8,26 +8,33 @@ import numpy as np
 from ..search.batch import Templates
 from ..search.columns import Completion
 from ..search.shapes import Shapes, expanded
-from .beam import beam_search
+from .beam import Noise, beam_search
 from .choosers import Network, Sampler, Uniform
 from .policy import Policy
 from .roll import roll
 from .site import Site
 
+WHOLE = 0.25
+"""Whole rollouts beside each first template of a batch: of labels one in forty has a second template, and a
+rollout takes twice as long."""
+
 
 @dataclass(frozen=True, slots=True)
 class Learned:
-    """Proposes what the policy thinks likely: first a beam, then samples at rising temperature."""
+    """Proposes what the policy thinks likely: first a beam, then samples at rising temperature.
+
+    Samples are unlike first templates, and some whole rollouts: later templates are of what others leave.
+    """
 
     policy: Policy
     rollouts: int = 64
-    """Of each batch of samples."""
+    """Samples of a batch."""
     beam: int = 8
     """Likeliest shapes of the first batch; 0: none."""
     temperatures: tuple[float, ...] = (1.0, 1.5)
     """Of each batch of samples."""
     masked: bool = True
-    """Without masks, samples that can't be built are dropped, and there is no beam."""
+    """Without masks, samples are whole rollouts, what can't be built is dropped, and there is no beam."""
     name: str = "policy"
 
     def batches(self, completion: Completion, seed: int) -> Iterator[Templates]:
@@ -47,7 +54,12 @@ class Learned:
         generator = np.random.default_rng(seed)
         for temperature in self.temperatures:
             sampler = Sampler(network, generator, temperature)
-            yield roll(site, self.rollouts, sampler, masked=self.masked).shapes
+            if self.masked:
+                first = beam_search(site, network, self.rollouts, Noise(generator, temperature))
+                whole = roll(site, max(1, int(WHOLE * self.rollouts)), sampler)
+                yield Shapes.joined([first, whole.shapes])
+            else:
+                yield roll(site, self.rollouts, sampler, masked=False).shapes
 
 
 @dataclass(frozen=True, slots=True)
