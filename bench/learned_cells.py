@@ -14,10 +14,10 @@ from planner.request import Request
 from planner.search import Found, Source
 
 MIDDLE_DEVICES = 512
-PLANNING_S, LONGER_PLANNING_S = 0.42, 2.7
+PLANNING_S, LONGER_PLANNING_S = 0.4, 2.7
 """Budget of planning up to ``MIDDLE_DEVICES``, and beyond: what is wanted is 0.5 s and 3 s, all in all."""
 
-REPLANNING_S = 0.15
+REPLANNING_S = 0.14
 """Budget after one node's change; wanted is 0.2 s, all in all."""
 
 LEAST_LEFT_S = 0.2

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from bench.learned_records import ENUMERATION, LEARNED, RANDOM, SHIPPED, UNIFORM
 from planner.policy import Learned, Policy, UniformRandom
-from planner.search import Enumeration, Source, Step
+from planner.search import Enumeration, Source, Step, Uniform
 
 IMITATED, IMPROVED, PLAIN = "imitation only", "with policy gradient", "without FiLM"
 UNMASKED = "without masks"
@@ -32,7 +32,7 @@ class Contestant:
 
     name: str
     sources: tuple[Source, ...] | None
-    """Where templates come from; None: what the search takes when nothing is said; empty: uniform plans."""
+    """Where templates come from; None: what the search takes when nothing is said."""
     counted: Source | None = None
     """Its proposals without end, where evaluations are counted."""
     fine: bool = False
@@ -55,7 +55,7 @@ def contestants() -> list[Contestant]:
         _learned(LEARNED, Policy.load()),
         Contestant(name=RANDOM, sources=(UniformRandom(),), counted=UniformRandom(num_batches=MANY_BATCHES)),
         Contestant(name=ENUMERATION, sources=(Enumeration(),), counted=Enumeration(), drawn=False),
-        Contestant(name=UNIFORM, sources=(), drawn=False),
+        Contestant(name=UNIFORM, sources=(Uniform(),), counted=Uniform(), drawn=False),
         Contestant(name=SHIPPED, sources=None),
     ]
 

@@ -4,9 +4,7 @@ An *evaluation* is one distinct primitive shape, completed with every promising 
 counted, completed, packed and priced alike: they differ in the shapes that they propose, and their order.
 """
 
-import time
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -17,7 +15,6 @@ from bench.learned_contestants import Contestant
 from bench.learned_records import Timed
 from bench.learned_search import searched
 from planner.cost import Estimate, price
-from planner.peers import Even, Uniform
 from planner.request import Request
 from planner.search import Source
 from planner.search.assemble import alike, part_of, plan_of
@@ -40,9 +37,6 @@ MOST_PACKED = 800
 
 MOST_STALE = 12
 """Batches in a row that bring no new shape, after which a source counts as exhausted."""
-
-DETERMINISTIC_S = 2.0
-"""CPU time that uniform plans may take: on the grid they end by themselves before."""
 
 AT_ONCE = 100
 """Shapes that are completed together."""
@@ -142,19 +136,6 @@ def curve(
     return (*found, *[last] * (len(marks) - len(found)))
 
 
-def deterministic(request: Request, budget_s: float = DETERMINISTIC_S) -> float:
-    """Samples a second of the best uniform plan; 0 where none is found in so much CPU time."""
-    start = time.process_time()
-    best = 0.0
-    for strategy in (Even(), Uniform()):
-        left_s = budget_s - (time.process_time() - start)
-        if left_s > 0:
-            with suppress(NotMeasuredError):  # what it would try reaches beyond the profile: it has no plan
-                plan = strategy.propose(request, budget_s=left_s)
-                best = max(best, priced(plan, request) if plan else 0.0)
-    return best
-
-
 def priced(plan: Plan, request: Request) -> float:
     """Samples a second; 0 where the plan does not fit, or reaches beyond the profile."""
     try:
@@ -166,15 +147,13 @@ def priced(plan: Plan, request: Request) -> float:
 
 def timed(request: Request, contestant: Contestant, *, seed: int, budget_s: float) -> Timed:
     """What a contestant finds in a budget of CPU time; ``request`` remembers nothing yet."""
-    if contestant.sources == ():
-        start = time.process_time()
-        samples_per_s = deterministic(request, budget_s)
-        cpu_s = time.process_time() - start
-    else:
-        search = searched(
-            request, budget_s=budget_s, sources=contestant.sources, seed=seed, steps=contestant.steps
-        )
-        samples_per_s, cpu_s = search.samples_per_s, search.cpu_s
+    search = searched(
+        request, budget_s=budget_s, sources=contestant.sources, seed=seed, steps=contestant.steps
+    )
     return Timed(
-        contestant=contestant.name, seed=seed, budget_s=budget_s, cpu_s=cpu_s, samples_per_s=samples_per_s
+        contestant=contestant.name,
+        seed=seed,
+        budget_s=budget_s,
+        cpu_s=search.cpu_s,
+        samples_per_s=search.samples_per_s,
     )

@@ -10,7 +10,8 @@ from bench import planning_time
 from bench.grid import full, quick
 from bench.learned_records import Sort
 from planner.request import Request
-from planner.training.draw import Space, held_out, validation
+from planner.training.draw import held_out, validation
+from planner.training.labels import Space
 
 
 class Problem(Protocol):

@@ -13,8 +13,8 @@ EQUAL = 1e-9
 LEARNED, RANDOM, ENUMERATION = "learned", "random", "enumeration"
 UNIFORM = "uniform plans"
 """The deterministic set alone."""
-SHIPPED = "shipped"
-"""What `find_plan` uses when nothing is said: the policy, then the enumeration."""
+SHIPPED = "all together"
+"""What the search asks when nothing is said: uniform plans, the policy, enumeration, in turns."""
 
 SHORT_S = 0.1
 """CPU seconds in which policy, enumeration and variants are compared."""

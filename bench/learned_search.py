@@ -4,7 +4,6 @@ import time
 from collections.abc import Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
 
 from arachne_runtime.errors import NoFeasiblePlanError, NotMeasuredError
 from planner.peers import Strategy
@@ -39,10 +38,15 @@ def searched(
     CPU time of the whole process, so that a library's other threads count.
     """
     start = time.process_time()
-    search = partial(find_plan, clock=time.process_time)
-    if sources is not None:
-        search = partial(search, sources=sources)
     found = None
     with suppress(NoFeasiblePlanError, NotMeasuredError):
-        found = search(request, seed=seed, time_budget_s=budget_s, peers=peers, steps=steps)
+        found = find_plan(
+            request,
+            seed=seed,
+            time_budget_s=budget_s,
+            peers=peers,
+            sources=sources,
+            clock=time.process_time,
+            steps=steps,
+        )
     return Searched(time.process_time() - start, found)

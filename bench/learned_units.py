@@ -14,14 +14,14 @@ from bench.learned_contestants import (
     every_source,
     variants,
 )
-from bench.learned_curves import curve, deterministic, timed
+from bench.learned_curves import curve, timed
 from bench.learned_problems import Problem, sort_of
 from bench.learned_records import SHORT_S, Contest, Curve, Planned, Record, Timed, kept
 from bench.planners import kept_in
 from planner.exhaustive import random_request
 from planner.peers import PEERS
 from planner.policy import Policy
-from planner.search import find_plan
+from planner.search import Source, find_plan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,8 +54,8 @@ class Match:
         for seed in self.seeds:  # in turns, so that a machine that slows down slows all of them
             for contestant in each:
                 if seed == self.seeds[0] or contestant.drawn:
-                    if contestant.counted or contestant.sources == ():
-                        curves.append(self._curve(contestant, seed))
+                    if contestant.counted is not None:
+                        curves.append(self._curve(contestant, contestant.counted, seed))
                     found += self._timed(contestant, seed)
         return Contest(
             problem=self.problem.name,
@@ -64,15 +64,11 @@ class Match:
             timed=tuple(found),
         )
 
-    def _curve(self, contestant: Contestant, seed: int) -> Curve:
-        request = self.problem.request()
+    def _curve(self, contestant: Contestant, source: Source, seed: int) -> Curve:
         marks = self.fine_marks if contestant.fine else self.marks
         if contestant.brief:
             marks = tuple(n for n in marks if n <= BRIEF_MARK)
-        if contestant.counted:
-            values = curve(request, contestant.counted, seed=seed, marks=marks, packed=contestant.packed)
-        else:
-            values = (deterministic(request),) * len(marks)
+        values = curve(self.problem.request(), source, seed=seed, marks=marks, packed=contestant.packed)
         return Curve(contestant=contestant.name, seed=seed, evaluations=marks, samples_per_s=values)
 
     def _timed(self, contestant: Contestant, seed: int) -> Iterator[Timed]:
