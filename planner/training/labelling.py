@@ -23,7 +23,7 @@ from ..search.supply import use_of
 from .draw import Drawn, lean_templates
 from .every import every_shape
 from .labels import VERSION, Labels, TemplateSequence
-from .sequences import Form, StageShape, can_be_said
+from .sequences import Form, StageShape, which_can_be_said
 
 Ints = NDArray[np.int64]
 Key = tuple[StageShape, ...]
@@ -33,7 +33,11 @@ MOST_SEQUENCES = 8
 NEAR = 1.03
 """Seconds over those of the best plan, up to which a plan is a label too."""
 FAR = 1.3
-"""The same up to which a template is priced or climbed from."""
+"""The same up to which a template is climbed from,"""
+FAR_PRICED = 1.1
+"""and, by corrected closed forms, priced."""
+MOST_LOOKED_AT = 400
+"""Columns among which those to price are chosen."""
 FAR_PACKED = 1.05
 """The same for mixtures, by closed forms."""
 MOST_OF_DEPTH = 2
@@ -52,7 +56,7 @@ class Effort:
     """Rounds without a better plan after which climbing ends."""
     beam: int = 4
     """Shapes that a round climbs from."""
-    priced: int = 6
+    priced: int = 5
     """Plans that are priced after a round; twice as many at the start and at the end."""
     numbered: int = 8
     """Best shapes that get every promising number in the end."""
@@ -187,8 +191,7 @@ class _Search:
 
     def _complete(self, templates: Templates) -> None:
         """Those that can be said; the best columns are kept."""
-        keys = _keys(shapes_of(templates))
-        found = self.completion.columns(templates.take(np.array([can_be_said(key) for key in keys], bool)))
+        found = self.completion.columns(templates.take(which_can_be_said(shapes_of(templates))))
         if found is not None and len(found):
             joined = found if self.columns is None else Columns.joined([self.columns, found])
             order = np.argsort(self._corrected(joined), kind="stable")[: self.effort.kept]
@@ -202,28 +205,34 @@ class _Search:
         return np.asarray(columns.seconds * factors[depth])
 
     def _price(self, most: int) -> None:
-        """Plans of the best shapes that were not priced, few of each depth."""
-        columns = self.columns
-        assert columns is not None
+        """Plans of the best shapes that were not priced, few of each depth, until so many fit."""
+        columns = self._all()
         values = self._corrected(columns)
         order = np.argsort(values, kind="stable")
-        order = order[values[order] <= FAR * values[order[0]]]
+        if self._lowest:
+            order = order[values[order] <= FAR_PRICED * values[order[0]]]
+        order = order[:MOST_LOOKED_AT]
         of_depth: dict[int, int] = {}
         for k, key in zip(order.tolist(), _keys(shapes_of(columns.templates.take(order))), strict=True):
-            seconds = float(columns.seconds[k])
-            if key in self._priced and (
-                seconds in self._seen or self._lines[key][1:] == _numbers(columns, k)
-            ):
-                continue
-            if seconds in self._seen or of_depth.get(len(key), 0) == MOST_OF_DEPTH or most == 0:
-                continue
-            most -= 1
-            of_depth[len(key)] = of_depth.get(len(key), 0) + 1
-            self._price_column(k, key)
+            if sum(of_depth.values()) == most:
+                return
+            if of_depth.get(len(key), 0) < MOST_OF_DEPTH and self._is_new(k, key):
+                of_depth[len(key)] = of_depth.get(len(key), 0) + self._price_column(k, key)
 
-    def _price_column(self, k: int, key: Key) -> None:
-        columns = self.columns
-        assert columns is not None
+    def _all(self) -> Columns:
+        assert self.columns is not None
+        return self.columns
+
+    def _is_new(self, k: int, key: Key) -> bool:
+        """Whether neither these numbers of its shape were priced nor an equal closed form."""
+        templates = self._all().templates
+        numbers = int(templates.copies[k]), int(templates.micro_batch[k])
+        known = self._lines.get(key)
+        return float(self._all().seconds[k]) not in self._seen and (known is None or known[1:] != numbers)
+
+    def _price_column(self, k: int, key: Key) -> bool:
+        """Whether its plan fits."""
+        columns = self._all()
         seconds = float(columns.seconds[k])
         self._seen.add(seconds)
         part = alike(columns, k, self.drawn.request.global_batch)
@@ -232,14 +241,14 @@ class _Search:
         if score.value < self._priced.get(key, inf) or key not in self._priced:
             self._priced[key] = score.value
             self._lines[key] = lines_of(columns.templates.take(np.array([k])))[0]
-        if score.value < inf:
-            ratio = score.value / seconds
-            self._lowest[len(key)] = min(self._lowest.get(len(key), inf), ratio)
+        if score.value == inf:
+            return False
+        self._lowest[len(key)] = min(self._lowest.get(len(key), inf), score.value / seconds)
+        return True
 
     def _pack(self) -> None:
         """Mixtures that may be as fast as the best shape."""
-        columns = self.columns
-        assert columns is not None
+        columns = self._all()
         most_s = FAR_PACKED * float(columns.seconds.min())
         single, packings = pack(self.completion, columns, most_s)
         for packing in packings[: self.effort.mixtures]:
@@ -248,11 +257,6 @@ class _Search:
                 plan = plan_of(self.completion, parts, by_stage=by_stage)
                 if plan is not None:
                     self.judge.price(plan)
-
-
-def _numbers(columns: Columns, k: int) -> tuple[int, int]:
-    """Copies and micro-batch."""
-    return int(columns.templates.copies[k]), int(columns.templates.micro_batch[k])
 
 
 def _keys(shapes: Shapes) -> list[Key]:

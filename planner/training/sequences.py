@@ -4,12 +4,16 @@ from collections.abc import Iterator, Sequence
 from itertools import groupby, permutations
 from math import gcd
 
+import numpy as np
+from numpy.typing import NDArray
+
 from arachne_runtime.errors import UsageError
 from arachne_runtime.plan.cluster import node_of
 from arachne_runtime.plan.plan import Pipeline, Plan, Stage
 
 from ..policy import MOST_STAGES, MOST_TEMPLATES, WIDTHS, Site, forced, roll
 from ..request import Request
+from ..search.shapes import Shapes
 from ..search.supply import Supply
 from .labels import Run, TemplateRuns, TemplateSequence
 
@@ -82,6 +86,12 @@ class Form:
 def can_be_said(stages: Sequence[StageShape]) -> bool:
     """Whether a template is within depth and widths."""
     return 0 < len(stages) <= MOST_STAGES and all(width in _WIDTHS for _, _, width in stages)
+
+
+def which_can_be_said(shapes: Shapes) -> NDArray[np.bool_]:
+    """``[K]``: the same for many."""
+    said = np.isin(shapes.width, (0, *WIDTHS)).all(axis=1)
+    return np.asarray(said & (shapes.depth > 0) & (shapes.depth <= MOST_STAGES))
 
 
 def runs_of(stages: Sequence[StageShape]) -> TemplateRuns:
