@@ -28,7 +28,7 @@ check: setup
 
 # every figure of the docs, some 20 minutes; on an idle machine
 bench: setup
-	for name in exactness overhead estimate price planning_time oracle profile demo; do \
+	for name in exactness overhead estimate price planning_time oracle profile demo feedback; do \
 	    $(BIN)/python -m bench.$$name --out bench/results || exit 1; done
 
 clean:

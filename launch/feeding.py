@@ -7,15 +7,18 @@ from typing import TYPE_CHECKING
 
 from arachne_runtime.errors import ArachneError, InvalidFileError, Problem, UsageError
 from arachne_runtime.plan.cluster import Cluster
-from arachne_runtime.plan.files import digest, read_cluster, read_plan, read_profile
+from arachne_runtime.plan.files import digest, read_cluster, read_plan, read_profile, write
 from arachne_runtime.plan.model import ModelSpec
 from arachne_runtime.plan.plan import PLAN_FORMAT, Plan
 
+from .folders import check_writable
 from .inputs import model_from
 from .report.recorded import Recorded, read_recorded
 
 if TYPE_CHECKING:  # loads NumPy, which `arachne --help` does without
     from planner.feedback import Correction, Run
+
+    from .report.tell_correction import CorrectionAnswer
 
 LONGEST_PLAN_BYTES = 16 * 2**20
 """Larger files below the runs are not looked into for plans (one of 4,096 devices has 0.5 MB)."""
@@ -58,6 +61,24 @@ def feed_back(runs: Path, profile: Path, *, cluster: Path | None = None, model: 
         )
     correction = correct(measured, found)
     return Fed(correction, tuple(found), (*notes, *correction.notes))
+
+
+def learn_costs(runs: Path, profile: Path | None, file: Path) -> tuple[Fed, "CorrectionAnswer"]:
+    """Correct a profile by runs and write it to ``file``; what ``arachne learn --from`` does first.
+
+    Raises UsageError without a profile, UnsupportedEnvironmentError where ``file`` cannot be written, and
+    what ``feed_back`` raises.
+    """
+    from .report.tell_correction import correction_answer
+
+    if profile is None:
+        raise UsageError(
+            f"--from {runs} corrects a profile: give --profile PROFILE.json, which its plans had"
+        )
+    check_writable(file, "--out")
+    fed = feed_back(runs, profile)
+    write(fed.correction.profile, file)
+    return fed, correction_answer(str(file), fed.correction, fed.notes)
 
 
 def _cluster_in(homes: tuple[Path, ...]) -> Path:

@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from arachne_runtime.errors import InvalidFileError, UsageError
+from arachne_runtime.errors import InvalidFileError, UnsupportedEnvironmentError, UsageError
 from arachne_runtime.plan.files import digest, encode, read_profile, write
 from arachne_runtime.plan.plan import Predicted
-from launch.feeding import feed_back
+from launch.feeding import feed_back, learn_costs
 from launch.profiling.cluster_file import write_cluster
-from launch.report.tell_correction import correction_answer, told
+from launch.report.tell_correction import tell
 from launch.torchrun import run_plan
 from tests.recorded import write_run
 from tests.test_feedback import CLUSTER, MODEL, ONE_STAGE, PIPELINE, profile, run, unlike
@@ -108,20 +108,26 @@ def test_only_runs_of_other_models_are_refused(measured):
 
 
 def test_the_answer_tells_errors_factors_and_notes(measured, capsys):
-    from rich.console import Console
-
     put(measured / "runs" / "one", ONE_STAGE)
     put(measured / "runs" / "two", PIPELINE)
     put(measured / "runs" / "lost", PIPELINE, seed=3)
     (measured / "runs" / "lost" / "rank-0.jsonl").write_bytes(b"nothing\n")
-    fed = feed(measured)
-    answer = correction_answer("corrected.json", fed.correction, fed.notes)
-    Console(width=140, file=None).print(told(answer))
+    file = measured / "corrected.json"
+    fed, answer = learn_costs(measured / "runs", measured / "profile.json", file)
+    assert encode(read_profile(file)) == encode(fed.correction.profile)
+    tell(answer)
     said = capsys.readouterr().out
     assert "by the others" in said
     assert "cpu-0.4" in said
     assert "lost: left out: lines that are no records" in said
     assert json.loads(encode(answer))["runs"][0]["before"]["error"] != 0
+
+
+def test_what_was_asked_wrongly_says_what_to_give(measured):
+    with pytest.raises(UsageError, match="give --profile"):
+        learn_costs(measured / "runs", None, measured / "corrected.json")
+    with pytest.raises(UnsupportedEnvironmentError, match="--out"):
+        learn_costs(measured / "runs", measured / "profile.json", measured / "nowhere" / "corrected.json")
 
 
 def test_a_traced_run_keeps_its_plan(tmp_path):

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 
-from rich.console import Group
+from rich.console import Console, Group
 from rich.table import Table
 
 from arachne_runtime.plan.document import Document
@@ -34,6 +34,11 @@ def correction_answer(path: str, found: Correction, notes: Sequence[str]) -> Cor
         steps=found.steps,
         notes=tuple(notes),
     )
+
+
+def tell(answer: CorrectionAnswer) -> None:
+    """Print it for a person."""
+    Console(highlight=False, soft_wrap=True).print(told(answer))
 
 
 def told(answer: CorrectionAnswer) -> Group:
