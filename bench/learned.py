@@ -61,8 +61,8 @@ class Scale:
         matches = [self._match(k) for k in range(self.compositions)]
         return [*sorted(cells, key=lambda unit: -unit.effort.refined_s), *others, *matches]
 
-    def _composition(self, seed: int, unseen: bool) -> Composition:
-        return Composition(seed=seed, unseen=unseen, most_devices=self.most_devices)
+    def _composition(self, number: int, unseen: bool) -> Composition:
+        return Composition(number=number, unseen=unseen, most_devices=self.most_devices)
 
     def _match(self, k: int) -> Match:
         return Match(
