@@ -1,6 +1,8 @@
 """Recorded runs in folders feed a profile back: finds them and their plans, and lets the planner correct."""
 
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -24,6 +26,7 @@ LONGEST_PLAN_BYTES = 16 * 2**20
 """Larger files below the runs are not looked into for plans (one of 4,096 devices has 0.5 MB)."""
 SHOWN_FAULTS = 3
 """Unreadable lines of a folder that are named; the others are only counted."""
+_DIGEST = re.compile(rb'"plan" ?: ?"(sha256:[0-9a-f]{64})"')
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,11 +103,26 @@ def _runs(runs: Path, cluster: Cluster, model: ModelSpec, notes: list[str]) -> I
     plans = {digest(plan): plan for plan in _plans(runs)}
     for folder in sorted({path.parent for path in runs.rglob("rank-*.jsonl")}):
         name = str(folder.relative_to(runs)) if folder != runs else runs.name
-        read = [(plan, found) for plan in plans.values() if (found := _recorded(folder, plan)) is not None]
-        notes += (f"{name}: {note}" for note in _left_out(folder, read, plans))
+        ran = _digests(folder)  # a folder of long runs is read once for each plan that ran there, not for all
+        read = [
+            (plans[number], found)
+            for number in ran
+            if number in plans and (found := _recorded(folder, plans[number])) is not None
+        ]
+        notes += (f"{name}: {note}" for note in _left_out(read, [n for n in ran if n not in plans]))
         for plan, found in read:
             one = name if len(read) == 1 else f"{name} ({digest(plan)[:14]})"
             yield Run(name=one, plan=plan, cluster=cluster, model=model, records=found.records)
+
+
+def _digests(folder: Path) -> tuple[str, ...]:
+    """Plans that the records of a folder name, in order of first appearance."""
+    found: dict[str, None] = {}
+    for path in sorted(folder.glob("rank-*.jsonl")):
+        with suppress(OSError), path.open("rb") as file:
+            for line in file:
+                found |= {match.decode(): None for match in _DIGEST.findall(line)}
+    return tuple(found)
 
 
 def _plans(runs: Path) -> Iterator[Plan]:
@@ -124,12 +142,11 @@ def _recorded(folder: Path, plan: Plan) -> Recorded | None:
         return None
 
 
-def _left_out(folder: Path, read: list[tuple[Plan, Recorded]], plans: dict[str, Plan]) -> Iterator[str]:
+def _left_out(read: list[tuple[Plan, Recorded]], others: Sequence[str]) -> Iterator[str]:
     """What of a folder is not in its runs."""
     if not read:
         yield "left out: no record is of a plan below the folder of runs; put the plan that ran there"
         return
-    others = dict.fromkeys(other for _, found in read for other in found.other_plans if other not in plans)
     if others:
         yield f"left out: records of plans that are not below the folder of runs: {', '.join(others)}"
     if earlier := max(found.earlier_runs for _, found in read):
