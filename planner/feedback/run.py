@@ -1,6 +1,5 @@
 """A run that was recorded, and what its steps took; knows nothing of prices."""
 
-import math
 import statistics
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
@@ -14,6 +13,9 @@ from arachne_runtime.plan.profile import Profile
 from arachne_runtime.plan.records import WARM_UP_STEPS, Record, RecordKind
 from arachne_runtime.plan.rules import check_plan
 from arachne_runtime.units import Seconds
+
+LONGEST_S: Seconds = 1e7
+"""No piece of a step takes four months."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,7 +41,7 @@ class Run:
 
     @property
     def num_insane(self) -> int:
-        """Records with times that are negative or not finite."""
+        """Records with times that are negative, or longer than any step."""
         return sum(not _is_sane(record) for record in self.records)
 
     @cached_property
@@ -87,7 +89,7 @@ def spent(record: Record) -> Seconds:
 
 def _is_sane(record: Record) -> bool:
     times = (record.start_s, record.wait_s, record.compute_s, record.transfer_s)
-    return all(math.isfinite(t) and t >= 0 for t in times)
+    return all(0 <= t < LONGEST_S for t in times)  # no NaN either
 
 
 def _said(problems: Sequence[object], most: int = 3) -> Iterator[str]:
