@@ -166,7 +166,8 @@ class Completion:
     def _timed(self, templates: Templates, row: Ints, bounds: Ints, again: Bools, counts: Ints) -> Columns:
         forward, backward = (_between(prefix, row, bounds) for prefix in self.rows.seconds)
         backward = backward + np.where(again, forward, 0)
-        after = self._update(templates, bounds) + self.request.profile.step_s
+        after = self._update(templates, bounds) + self._ties(templates, bounds)
+        after = after + self.request.profile.step_s
         best: tuple[Floats, ...] | None = None
         for by_stage in (True, False):
             messages = self._messages(templates, bounds, by_stage).times(self.runs)
@@ -281,6 +282,22 @@ class Completion:
         inside &= ((each % node == 0) | (node % each == 0))[:, :-1]
         seats = np.minimum(room, t.width * np.minimum(np.maximum(1, node // each), t.copies[:, None]))
         return inside, seats[:, :-1], seats[:, 1:]
+
+    def _ties(self, t: Templates, bounds: Ints) -> Floats:
+        """``[K]``: seconds to sum what stages share, behind all else: embedding and head, usually."""
+        found = np.zeros(len(t))
+        for tie in self.request.tables.ties:
+            holds = [(bounds[:, :-1] <= block) & (block < bounds[:, 1:]) for block in tie.blocks]
+            holder = np.logical_or.reduce(holds) & (t.width > 0)
+            members = (np.where(holder, t.width, 0).sum(axis=1) * t.copies)[:, None]
+            most_tp = np.where(holder, t.tp, 1).max(axis=1, keepdims=True)
+            node = np.array([pool.node_size for pool in self.supply.pools])[t.pool]
+            inside = (holder.sum(axis=1, keepdims=True) == 1) & (members * t.tp <= node)
+            members, most_tp = (np.broadcast_to(a, t.pool.shape) for a in (members, most_tp))
+            each = np.where(holder, self.network.rings(t.pool, members, inside, most_tp), 0.0).max(axis=1)
+            size = tie.parameters * self.request.model.bytes_per_parameter.gradient
+            found += each * size / np.where(holder, t.tp, t.tp.max(initial=1)).min(axis=1)
+        return found
 
     def _sync(self, templates: Templates, bounds: Ints, by_stage: bool) -> Floats:
         """``[K, S]``: seconds of the reduction of each stage's gradients."""
