@@ -5,6 +5,7 @@ from typing import Protocol
 import numpy as np
 
 from .decision import MOST_RUNS, WIDTHS, Bools, Ints
+from .memory import Memory, preferred
 from .progress import Progress
 from .site import MANY, Site
 
@@ -37,6 +38,7 @@ class Buildable:
     """Every stage that is left still finds a group, in as many runs as are left to the template.
 
     A pool makes most groups at its smallest usable degree, and several runs there make no more than one.
+    Where there is a choice, what can't hold the model is left out too.
     """
 
     def __init__(self, site: Site, now: Progress) -> None:
@@ -49,6 +51,7 @@ class Buildable:
         self.runs = MOST_RUNS - 1 - now.run
         """``[A]``: behind the next one."""
         self.scarce = bool((self.runs < site.num_pools).any())
+        self.memory = Memory.of(site, now, self.groups)
 
     def depth(self) -> Bools:
         """A template needs samples for any share that was measured, since its pools are not known yet."""
@@ -56,24 +59,29 @@ class Buildable:
         deepest = np.minimum(largest, self.site.most_stages)
         shares = self.site.least_share[self.site.usable].max()
         deepest = np.where(self.now.samples_left >= shares, deepest, 0)
-        mask: Bools = np.arange(self.site.most_stages + 1)[None] <= deepest[:, None]
+        depths = np.arange(self.site.most_stages + 1)[None]
+        mask: Bools = depths <= deepest[:, None]
         mask[:, 0] = self.now.position > 0
-        return mask
+        fits = self.memory.fits(0.0, depths) | (depths == 0)
+        return preferred(mask, fits)
 
     def pool(self) -> Bools:
         """All of it and of those that fit into the runs behind are enough."""
-        if not self.scarce:
-            return np.asarray(self.most > 0)
-        pools = range(self.site.num_pools)
-        rest = [self._largest(np.full(len(self.own), p), self.runs) for p in pools]
-        enough = self.most + np.stack(rest, axis=1) >= self.now.stages_left[:, None]
-        return np.asarray(enough & (self.most > 0))
+        mask: Bools = self.most > 0
+        if self.scarce:
+            pools = range(self.site.num_pools)
+            rest = [self._largest(np.full(len(self.own), p), self.runs) for p in pools]
+            mask = mask & (self.most + np.stack(rest, axis=1) >= self.now.stages_left[:, None])
+        one = self.site.holds_states[np.arange(self.site.num_pools), self.site.greatest]
+        return preferred(mask, self.memory.fits(one, self.now.stages_left[:, None] - 1))
 
     def tp(self, pool: Ints) -> Bools:
         """One group of each stage."""
         degrees = np.arange(len(self.site.degrees))[None]
         fits = self.site.usable[pool] & (self.groups[self.own, pool] >= 1)
-        return np.asarray(fits & self._goes_on(pool[:, None], degrees, np.ones((1, 1), np.int64)))
+        mask = fits & self._goes_on(pool[:, None], degrees, np.ones((1, 1), np.int64))
+        one = self.site.holds_states[pool]
+        return preferred(mask, self.memory.fits(one, self.now.stages_left[:, None] - 1))
 
     def width(self, pool: Ints, tp: Ints) -> Bools:
         """So many groups of each stage; the smallest micro-batch must be within the global batch."""
@@ -84,8 +92,7 @@ class Buildable:
         # two alike runs behind each other are one, said again; but there must be a way on
         last_pool, last_tp, last_width = self.now.last.T
         again = (widths == last_width[:, None]) & ((last_pool == pool) & (last_tp == tp))[:, None]
-        other = mask & ~again
-        return np.asarray(np.where(other.any(axis=1, keepdims=True), other, mask))
+        return preferred(mask, ~again)
 
     def length(self, pool: Ints, tp: Ints, width: Ints) -> Bools:
         """So many stages."""
@@ -93,7 +100,9 @@ class Buildable:
         rest = self.now.stages_left[:, None] - lengths
         taken = lengths * width[:, None]
         fits = (rest >= 0) & (taken <= self.groups[self.own, pool, tp][:, None])
-        return np.asarray(fits & (self._after(pool[:, None], tp[:, None], taken) >= rest))
+        mask: Bools = fits & (self._after(pool[:, None], tp[:, None], taken) >= rest)
+        states = lengths * self.site.holds_states[pool, tp][:, None]
+        return preferred(mask, self.memory.fits(states, np.maximum(0, rest)))
 
     def _goes_on(self, pool: Ints, tp: Ints, width: Ints) -> Bools:
         """``[A, C]``: whether a run of one stage, or one as long as can be, leaves enough for the others."""

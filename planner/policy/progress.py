@@ -40,6 +40,8 @@ class Progress:
     """``[A]``: of the runs so far that what was left when the template began holds; 1 where there is none."""
     held: Reals
     """``[A]``: parts of the model that its stages hold."""
+    states: Reals
+    """``[A]``: parts of the model's states that they hold at the most."""
     speeds: Reals
     """``[A, 3]``: sum, smallest and last of its stages' speeds."""
     before: Ints
@@ -65,6 +67,7 @@ class Progress:
             widest=zero[4],
             copies=np.ones(num, np.int64),
             held=np.zeros(num),
+            states=np.zeros(num),
             speeds=np.zeros((num, 3)),
             before=zero[5],
             stages=np.zeros((num, MOST_STAGES, 3), np.int64),
@@ -95,6 +98,7 @@ class Progress:
         self.runs_of[rows, pool] += 1
         self.widest[rows] = np.maximum(self.widest[rows], width * site.least_share[pool, tp])
         self.held[rows] += length * site.holds[pool, tp]
+        self.states[rows] += length * site.holds_states[pool, tp]
         speed = width * site.speed[pool, tp].max(axis=1)
         old = self.speeds[rows]
         slowest = np.where(old[:, 1] > 0, np.minimum(old[:, 1], speed), speed)
@@ -125,7 +129,7 @@ class Progress:
         """Between two templates; the stages of the one before stay until another overwrites them."""
         self.start[rows] = self.left[rows]
         self.depth[rows] = self.run[rows] = self.runs_of[rows] = self.widest[rows] = 0
-        self.held[rows] = self.speeds[rows] = 0
+        self.held[rows] = self.states[rows] = self.speeds[rows] = 0
         self.copies[rows] = 1
         self.last[rows] = -1
 

@@ -52,7 +52,7 @@ class Site:
     holds: Reals
     """``[P, T]``: parts of the model's states that one device of a group holds beside its activations."""
     holds_states: Reals
-    """``[P, T]``: the same with nothing kept for the backward and experts spread as far as the pool goes."""
+    """``[P, T]``: the most that can be, with all that saves memory and experts spread over the whole pool."""
     room: Reals
     """``[P]``: memory of a device over that of the mean one."""
     reduction: Reals
@@ -137,6 +137,9 @@ class _Maker:
         self.parameters = request.tables.parameters(0, len(blocks))
         self.expert_parameters = request.tables.expert_parameters[-1]
         self.bytes_each = size.weight + size.gradient + size.optimizer
+        # what ZeRO divides among many replicas comes near to nothing (stages 1 to 3: docs/cost-model.md)
+        undivided = (size.optimizer, size.gradient, size.weight)[request.max_zero :]
+        self.least_bytes_each = sum(undivided)
         self.gradient_bytes = self.parameters * size.gradient
         self.boundary_bytes = float(np.median([float(b.output_bytes) for b in blocks[:-1]] or [0.0]))
 
@@ -168,8 +171,8 @@ class _Maker:
             node_size=np.array([pool.node_size for pool in self.supply.pools], np.int64),
             least_share=np.array([[r[0] if r else 1 for r in row] for row in self.ranges], np.int64),
             speed=rate / mean,
-            holds=self._holds(kept, room, spread=False),
-            holds_states=self._holds(np.zeros_like(kept), room, spread=True),
+            holds=self._holds(kept, room),
+            holds_states=self._holds_states(room),
             room=room / float((room * devices).sum() / devices.sum()),
             reduction=self._reductions(inside=False) / ideal_s,
             reduction_inside=self._reductions(inside=True) / ideal_s,
@@ -221,13 +224,19 @@ class _Maker:
                 seconds[p, t, k] = max(whole.seconds, 1e-12)
         return seconds, shares, kept
 
-    def _holds(self, kept: Reals, room: Reals, *, spread: bool) -> Reals:
+    def _holds(self, kept: Reals, room: Reals) -> Reals:
+        each = self.parameters * self.bytes_each / np.asarray(self.degrees, float)
+        return np.asarray(np.maximum(room[:, None] - kept, 0.0) / np.maximum(1.0, each), float)
+
+    def _holds_states(self, room: Reals) -> Reals:
+        """No plan holds more: the price adds activations, and cuts along blocks."""
         tp = np.asarray(self.degrees, float)
-        count = np.array([[p.num_devices] for p in self.supply.pools], float)
-        tile = np.maximum(tp, count) if spread else tp
-        each = (self.parameters - self.expert_parameters) / tp + self.expert_parameters / tile
-        free = np.maximum(room[:, None] - kept, 0.0)
-        return np.asarray(free / np.maximum(1.0, each * self.bytes_each), float)
+        count = np.array([[pool.num_devices] for pool in self.supply.pools], float)
+        dense = self.parameters - self.expert_parameters
+        each = dense / tp + self.expert_parameters / np.maximum(tp, count)
+        return np.asarray(
+            np.maximum(room, 0.0)[:, None] / np.maximum(1.0, each * self.least_bytes_each), float
+        )
 
     def _reductions(self, *, inside: bool) -> Reals:
         """A ring of two for each device of a group at once: larger rings take at most twice as long."""
