@@ -452,3 +452,15 @@ def test_a_mixture_of_unlike_pipelines_wins_where_no_single_template_does():
     _, packings = pack(completion, best, 1.1 * float(best.seconds.min()))
     assert len(packings[0].columns) > 1
     assert packings[0].seconds < float(best.seconds.min())
+
+
+def test_slow_hops_weigh_when_templates_are_ranked():
+    """By compute alone deep pipelines of single devices look best; two neighbours then wait for messages."""
+    nodes = [("a", "A100-40", 4, 31)]
+    nodes += [(n, d, 4, 32) for n, d in (("b", "A100-80"), ("v", "V100-16"), ("r", "RTX-3090"))]
+    request = request_of(*nodes, global_batch=1024)
+    completion = completion_of(request)
+    best = [completion.columns(batch).seconds.min() for batch in Enumeration().batches(completion, 0)]
+    # one stage of each of three types, four devices wide: ranked without hops the best was 1.93 s
+    wide = Templates.of([([(0, 4, 1, 1), (1, 4, 1, 1), (3, 4, 1, 1)], 29, 4)])
+    assert min(best) <= 1.1 * completion.columns(wide).seconds.min()

@@ -134,6 +134,8 @@ class _Runs:
     sync: Floats
     """Seconds of the reduction of one of its stages, its NIC to itself, for each micro-batch a second that
     the whole pipeline makes less."""
+    hop_s: Floats
+    """A micro-batch's way from one of its stages to another node, or back."""
     starts: Ints
     """Of each pair of copies and micro-batch, its first way; and the end."""
 
@@ -152,8 +154,9 @@ class _Runs:
         kept = _fastest(pair, tp, np.where(room > 0, speed, 0.0), depth == 0, most)
         price = np.asarray(completion.supply.pools[pool].price_per_hour * tp * width * depth, float)
         sync = _sync(completion, pool, copies, tp, width, depth, speed)
+        hop = _hops(completion, pool, copies, tp, width, depth, share)
         starts = np.searchsorted(pair[kept], np.arange(len(pairs) + 1))
-        return cls(tp, width, tile, depth, speed, room, price, sync, starts)._take(kept)
+        return cls(tp, width, tile, depth, speed, room, price, sync, hop, starts)._take(kept)
 
     def take(self, pair: int) -> "_Runs":
         """The ways of one pair."""
@@ -190,9 +193,12 @@ def _ranked(completion: Completion, runs: Sequence[_Runs], copies: int, size: in
     if not good.any():
         return np.empty(0), np.empty((0, 4 * len(runs) + 2), np.int64)
     count = -(-completion.request.global_batch // (copies * size))
-    work = np.maximum(1, count - 1 + depth) * (1 + GRANULARITY * depth / length)
+    steps = np.maximum(1, count - 1 + depth)
+    work = steps * (1 + GRANULARITY * depth / length)
+    hops = np.where(depth > 1, (steps + depth) * _outer(np.maximum, [r.hop_s for r in runs]), 0.0)
     with np.errstate(divide="ignore", invalid="ignore"):
-        seconds = np.where(good, (work + _outer(np.maximum, [r.sync for r in runs])) / speed, np.inf)
+        seconds = (work + _outer(np.maximum, [r.sync for r in runs])) / speed + hops
+    seconds = np.where(good, seconds, np.inf)
     hourly = copies * _outer(np.add, [r.price for r in runs]) if completion.request.counts_money else seconds
     flat = values_of(seconds.ravel(), hourly.ravel(), completion.request)
     best = np.argpartition(flat, min(KEPT_EACH, len(flat) - 1))[:KEPT_EACH]
@@ -219,6 +225,21 @@ def _sync(
     each = completion.network.rings(np.full_like(members, pool), members, inside, tp)
     found: Floats = np.where(depth > 0, each * gradients * speed / np.maximum(1, depth) / tp, 0.0)
     return found
+
+
+def _hops(
+    completion: Completion, pool: int, copies: Ints, tp: Ints, width: Ints, depth: Ints, share: Ints
+) -> Floats:
+    """Of the model's usual boundary: two neighbours wait for each other's messages once a micro-batch."""
+    node = completion.supply.pools[pool].node_size
+    request = completion.request
+    boundary = request.tables.output_bytes[len(request.model.blocks) // 2]
+    each = np.maximum(1, tp * width * depth)
+    seats = np.minimum(np.maximum(1, node // tp), width * np.minimum(np.maximum(1, node // each), copies))
+    inside = each <= node
+    at = np.full_like(tp, pool)
+    fixed, per_byte = completion.network.lines(at, at, np.zeros_like(inside), seats * tp)
+    return np.where(depth > 0, fixed + per_byte * boundary * share / tp, 0.0)
 
 
 def _ways(completion: Completion, pool: int, copies: int, size: int) -> list[tuple[int, int, int, int]]:
