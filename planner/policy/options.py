@@ -27,8 +27,6 @@ def depth_options(site: Site, now: Progress, most: int) -> Floats:
     of_speed = speed / np.maximum(1e-9, speed.sum(axis=1, keepdims=True))
     of_devices = here / total
     pool = np.arange(site.num_pools)
-    narrow, wide = (_mean(site.holds[pool, at], of_devices) for at in (site.least, site.greatest))
-    tightest = np.where(here > 0, site.holds[pool, site.greatest], np.inf).min(axis=1)[:, None]
     groups = site.groups(now.left)[:, pool, site.greatest]
     all_groups = np.maximum(1, groups.sum(axis=1, keepdims=True))
     pipelines = np.maximum(1, now.samples_left)[:, None] * depth
@@ -37,9 +35,7 @@ def depth_options(site: Site, now: Progress, most: int) -> Floats:
     ratios: list[Ratio] = [
         (depth, 3),
         (total / depth, 5),  # devices of a stage
-        (depth * narrow, 5),  # whether the model fits: without TP,
-        (depth * wide, 5),  # with the most,
-        (depth * tightest, 5),  # and on the tightest pool
+        *_fitting(site, here, depth),  # whether the model fits
         (bubbles * total + 2**-7, 5),  # bubbles at one device a stage
         (bubbles * all_groups + 2**-7, 5),  # and at groups as large as they get
         (_mean(site.reduction[pool, site.least], of_devices) / depth, 8),  # reductions of a stage
@@ -63,6 +59,15 @@ def depth_options(site: Site, now: Progress, most: int) -> Floats:
     found[:, 1:] = stacked((num, most), ratios, plain)
     found[:, 0, len(ratios)] = 1
     return found
+
+
+def _fitting(site: Site, here: Ints, depth: Ints) -> list[Ratio]:
+    """What stages hold on average, without TP and with the most, and on the tightest pool."""
+    pool = np.arange(site.num_pools)
+    share = here / np.maximum(1, here.sum(axis=1, keepdims=True))
+    narrow, wide = (_mean(site.holds[pool, at], share) for at in (site.least, site.greatest))
+    tightest = np.where(here > 0, site.holds[pool, site.greatest], np.inf).min(axis=1)[:, None]
+    return [(depth * narrow, 5), (depth * wide, 5), (depth * tightest, 5)]
 
 
 def _mean(of_pool: Reals, weights: Reals) -> Reals:
@@ -166,15 +171,10 @@ def width_options(site: Site, now: Progress, pool: Ints, tp: Ints, *, most: int)
     follows = now.last[:, :1] >= 0
     last = np.maximum(1, now.last[:, 2:3])
     speed = width * site.speed[pool, tp].max(axis=1)[:, None]
-    placed = np.maximum(1, now.depth - now.stages_left)[:, None]
     before = now.copies[:, None]
     here = at_start // width
     copies = np.where(follows, np.minimum(before, here), here)
     devices = width * degree
-    left = now.left[:, :, 0]
-    # the even stage if this template stands as often as now and all that is left shares in it
-    even = np.maximum(1e-9, (left * site.best_speed).sum(axis=1)[:, None] / stages)
-    fastest = np.where(left > 0, site.best_speed, 1e-9).max(axis=1)[:, None]
     ratios: list[Ratio] = [
         (width, 4),
         (degree, 3),
@@ -182,10 +182,7 @@ def width_options(site: Site, now: Progress, pool: Ints, tp: Ints, *, most: int)
         (copies, 6),  # copies of the template at the most
         (np.where(follows, np.maximum(copies, 0.5) / np.maximum(before, 0.5), 1), 3),  # fewer than so far?
         (copies * width / at_start, 3),  # part of the pool that they use for this stage
-        (np.where(follows, speed / np.maximum(1e-9, now.speeds[:, 2:3]), 1), 2),  # speed against the last
-        (np.where(follows, speed / np.maximum(1e-9, now.speeds[:, :1] / placed), 1), 2),  # the mean stage,
-        (speed * copies / even, 2),  # an even share of what is left,
-        (speed / fastest, 3),  # and the fastest device that is left: narrow stages go there
+        *_speeds(site, now, speed, copies),
         (np.where(follows, width / last, 1), 3),
         (devices / node, 4),  # whether its reduction stays within a node
         (site.global_batch / (np.maximum(copies, 1) * width), 6),  # micro-batches at one sample each
@@ -200,6 +197,24 @@ def width_options(site: Site, now: Progress, pool: Ints, tp: Ints, *, most: int)
         node % np.minimum(devices, node) == 0,  # nodes divide evenly
     ]
     return stacked((num, width.shape[1]), ratios, plain)
+
+
+def _speeds(site: Site, now: Progress, speed: Reals, copies: Reals) -> list[Ratio]:
+    """A stage's against the last one, the mean, an even part of what is left, the fastest device left."""
+    follows = now.last[:, :1] >= 0
+    placed = np.maximum(1, now.depth - now.stages_left)[:, None]
+    left = now.left[:, :, 0]
+    # the even stage if this template stands as often as now and all that is left shares in it
+    all_left = (left * site.best_speed).sum(axis=1) / np.maximum(1, now.stages_left)
+    even = np.maximum(1e-9, all_left)[:, None]
+    fastest = np.where(left > 0, site.best_speed, 1e-9).max(axis=1)[:, None]  # narrow stages go there
+    last, mean = np.maximum(1e-9, now.speeds[:, 2:3]), np.maximum(1e-9, now.speeds[:, :1] / placed)
+    return [
+        (np.where(follows, speed / last, 1), 2),
+        (np.where(follows, speed / mean, 1), 2),
+        (speed * copies / even, 2),
+        (speed / fastest, 3),
+    ]
 
 
 def _groups(site: Site, places: Ints, pool: Ints, tp: Ints) -> Ints:
@@ -226,19 +241,12 @@ def length_options(site: Site, now: Progress, pool: Ints, tp: Ints, width: Ints,
     speed = now.start[:, :, 0] * site.best_speed
     deserved = (speed[own, pool] / np.maximum(1e-9, speed.sum(axis=1)) * now.depth)[:, None]
     groups = np.maximum(1, _groups(site, now.left, pool, tp))[:, None]
-    others = now.left[:, :, 0].sum(axis=1)[:, None] - left[:, :1]
-    rest = stages - length
-    is_last = rest <= 0
-    some = np.maximum(1, rest)
-    held = now.held[:, None] + length * site.holds[pool, tp][:, None]
-    missing = np.maximum(0.02, 1 - held)
+    is_last = length >= stages
     ratios: list[Ratio] = [
         (length, 4),
         (copies, 6),  # copies of the template at the most
         (np.maximum(copies, 0.5) / np.maximum(before, 0.5), 3),  # fewer than the stages so far allow?
-        (held, 4),  # part of the model that all stages so far hold
-        (np.where(is_last, 1, missing / some), 6),  # what each other must hold
-        (np.where(is_last, 1, np.maximum(others, 0.5) / some), 5),  # other devices for the others
+        *_rest(site, now, pool, tp, length),
         (width[:, None], 4),
         (np.asarray(site.degrees)[tp][:, None], 3),
     ]
@@ -253,3 +261,18 @@ def length_options(site: Site, now: Progress, pool: Ints, tp: Ints, width: Ints,
         (now.runs_of > 0).sum(axis=1)[:, None] / 3,  # pools in use: the more, the likelier all that is left
     ]
     return stacked((num, length.shape[1]), ratios, plain)
+
+
+def _rest(site: Site, now: Progress, pool: Ints, tp: Ints, length: Ints) -> list[Ratio]:
+    """Part of the model that all stages so far hold, what each other must hold, other devices for each."""
+    own = np.arange(len(pool))
+    rest = np.maximum(1, now.stages_left)[:, None] - length
+    some, is_last = np.maximum(1, rest), rest <= 0
+    others = (now.left[:, :, 0].sum(axis=1) - now.left[own, pool, 0])[:, None]
+    held = now.held[:, None] + length * site.holds[pool, tp][:, None]
+    missing = np.maximum(0.02, 1 - held)
+    return [
+        (held, 4),
+        (np.where(is_last, 1, missing / some), 6),
+        (np.where(is_last, 1, np.maximum(others, 0.5) / some), 5),
+    ]

@@ -145,12 +145,6 @@ class _Maker:
 
     def site(self) -> Site:
         usable = self._usable()
-        if not usable.any():
-            raise NotMeasuredError(
-                f"profile of {self.request.profile.model}: no device type of the cluster was measured for "
-                f"{self.request.most_micro_batch} samples or fewer; "
-                f"run `arachne profile` with smaller --samples"
-            )
         seconds, shares, kept = self._whole(usable)
         devices = np.array([pool.num_devices for pool in self.supply.pools], np.int64)
         rate = np.where(usable[:, :, None], shares / seconds, 0.0)
@@ -192,7 +186,14 @@ class _Maker:
 
     def _usable(self) -> Bools:
         most = self.request.most_micro_batch
-        return np.array([[r is not None and r[0] <= most for r in row] for row in self.ranges], bool)
+        usable = np.array([[r is not None and r[0] <= most for r in row] for row in self.ranges], bool)
+        if not usable.any():
+            raise NotMeasuredError(
+                f"profile of {self.request.profile.model}: no device type of the cluster was measured for "
+                f"{self.request.most_micro_batch} samples or fewer; "
+                f"run `arachne profile` with smaller --samples"
+            )
+        return usable
 
     def _limits(self, usable: Bools) -> tuple[Ints, Ints]:
         of_pool = [[x for x in self.supply.limits if x.pool == p] for p in range(self.shape[0])]
