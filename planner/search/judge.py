@@ -159,13 +159,13 @@ class Judge:
     def _realigned(self, priced: Priced) -> Priced:
         """On those of alike devices with which the change from the running plan is cheapest.
 
-        Itself where it would not be kept even if nothing had to move.
+        Itself where it would not be the best one even if nothing had to move.
         """
         running = self.request.running
         if running is None or same_layout(priced.plan, running):
             return priced
         least = standing_still(priced.estimate, self.request)
-        if len(self.kept) == MOST_KEPT and least >= self.kept[-1].score:
+        if self.kept and least >= self.kept[0].score:
             return priced
         plan = realigned(priced.plan, running, self.request)
         if plan is priced.plan:

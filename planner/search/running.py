@@ -10,8 +10,8 @@ from arachne_runtime.plan.schedule import num_rows
 from .batch import StagePlan, Templates
 from .columns import Completion
 from .moves import Line, neighbours
-from .shapes import Shapes, StageShape, expanded, possible, shapes_of
-from .supply import Supply
+from .shapes import Shapes, StageShape, expanded, possible
+from .supply import Supply, use_of
 
 MOST_SHAPES = 6
 """Unlike pipelines of the running plan that are looked at, those with most devices first."""
@@ -23,26 +23,42 @@ class Running:
     name = "running"
 
     def batches(self, completion: Completion, seed: int) -> Iterator[Templates]:
-        """Its pipelines with every number, then those that one move makes of them; without chance."""
+        """As many of its own pipelines as there can be, those with other numbers, those that a move makes."""
         running = completion.request.running
         if running is None:
             return
         lines = lines_on(running, completion.supply)[:MOST_SHAPES]
-        shapes = shapes_of(Templates.of(lines)).distinct()
-        own, first = Templates.of(lines), expanded(completion, shapes)[0]
-        yield possible(completion, Templates.joined([own, first]).distinct())
-        moved, _ = expanded(completion, Shapes.of(list(dict.fromkeys(_moved(lines, shapes, completion)))))
-        share = [size // max(w for _, _, w, _ in stages) for stages, _, size in lines]
-        near = -(-moved.micro_batch // moved.width.max(axis=1, initial=1))
-        yield moved.take((2 * near >= min(share, default=0)) & (near <= 2 * max(share, default=0)))
+        if not lines:
+            return
+        own = Shapes.of([[stage[:3] for stage in stages] for stages, _, _ in lines])
+        shapes = Shapes.joined([own, own.primitive()]).distinct()
+        yield possible(completion, Templates.of([*lines, *_as_many(lines, completion)]).distinct())
+        yield _near(expanded(completion, shapes)[0], lines)
+        moved = Shapes.of(list(dict.fromkeys(_moved(shapes, completion))))
+        yield _near(expanded(completion, moved)[0], lines)
 
 
-def _moved(lines: Sequence[Line], shapes: Shapes, completion: Completion) -> Iterator[tuple[StageShape, ...]]:
-    """Shapes that one move makes of the pipelines as they were, and of the smallest in their proportions."""
+def _as_many(lines: Sequence[Line], completion: Completion) -> Iterator[Line]:
+    """Each pipeline with its own micro-batch, as often as the devices hold it and the batch fills it."""
+    limits = completion.supply.limits
+    t = Templates.of(lines)
+    for (stages, _, size), use in zip(lines, use_of(limits, t.pool, t.tp, t.width), strict=True):
+        most = min(limit.places // int(n) for limit, n in zip(limits, use, strict=True) if n)
+        yield stages, min(most, completion.request.global_batch // size), size
+
+
+def _near(templates: Templates, lines: Sequence[Line]) -> Templates:
+    """Those whose widest stage takes half to twice the samples that it takes in the running pipelines."""
+    running = [size / max(width for _, _, width, _ in stages) for stages, _, size in lines]
+    share = templates.micro_batch / templates.width.max(axis=1, initial=1)
+    return templates.take((2 * share >= min(running)) & (share <= 2 * max(running)))
+
+
+def _moved(shapes: Shapes, completion: Completion) -> Iterator[tuple[StageShape, ...]]:
+    """Shapes that one move makes."""
     supply = completion.supply
-    primitive = [shapes.stages(k) for k in range(len(shapes))]
-    for stages in (*(stages for stages, _, _ in lines), *primitive):
-        line = tuple((pool, tp, width, 1) for pool, tp, width, *_ in stages), 1, 1
+    for k in range(len(shapes)):
+        line = tuple((*stage, 1) for stage in shapes.stages(k)), 1, 1
         for moved, _, _ in neighbours(line, supply.degrees, len(supply.pools)):
             if moved:
                 yield tuple(stage[:3] for stage in moved)
