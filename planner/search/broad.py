@@ -41,6 +41,9 @@ MOST_TAKEN_OVER = 600
 """Best templates of one schedule that another one starts from."""
 
 MOST_ROUNDS = 40
+LONG_PATIENCE = 12
+"""Rounds without anything better after which a search with time left gives up."""
+
 PACKED_NEAR = 1.1
 """Mixtures are looked for up to this part of the best template's time: their reductions are priced high."""
 
@@ -75,6 +78,8 @@ class Broad:
         self._whole = np.empty(0, np.bool_)
         """Of each column, whether its copies can share the global batch and, as far as known, be placed."""
         self._seen: set[Line] = set()
+        self._moved_from: set[Line] = set()
+        self._moved_aliases: set[float] = set()
         self._priced: set[Line] = set()
         self._aliases: set[float] = set()
         """Closed forms of what was priced: copies of one width are the same plan as one of all widths."""
@@ -113,19 +118,36 @@ class Broad:
             if self._add(templates) and self.judge.time_budget_s is not None:
                 self._price_best(PRICED_EACH)
 
-    def climb(self) -> None:
-        """Moves from the best columns until none of them gets better."""
+    def climb(self, patience: int = 1) -> None:
+        """Moves from the best columns that were not moved yet, until so many rounds bring nothing better."""
+        left = patience
         for _ in range(MOST_ROUNDS):
-            if self.columns is None:
+            if left == 0 or self.columns is None:
                 return
             before = self._key(self._order()[0])
-            if not self._add(self._fresh(self._moved(self._order()[:BEAM]))):
+            beam = self._beam()
+            if not beam:
                 return
+            self._add(self._fresh(self._moved(beam)))
             self._price_best(PRICED_EACH)
-            if self._key(self._order()[0]) >= before * (1 - 1e-6):
-                return
+            better = self._key(self._order()[0]) < before * (1 - 1e-6)
+            left = patience if better else left - 1
 
-    def _moved(self, columns: Ints) -> Iterator[Line]:
+    def _beam(self) -> list[int]:
+        """The best columns that were not moved yet, of those with one closed form the first."""
+        values, found = self._values(), list[int]()
+        for k in self._order():
+            line, alias = self._line(k), float(values[k])
+            if line not in self._moved_from and alias not in self._moved_aliases:
+                self._moved_from.add(line)
+                if np.isfinite(alias):
+                    self._moved_aliases.add(alias)
+                found.append(int(k))
+                if len(found) == BEAM:
+                    break
+        return found
+
+    def _moved(self, columns: Sequence[int]) -> Iterator[Line]:
         """What one move makes of each of these columns."""
         pools = len(self.supply.pools)
         for k in columns:

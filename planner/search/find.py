@@ -13,7 +13,7 @@ from arachne_runtime.units import Seconds
 from ..cost import Estimate, Ideal, price
 from ..peers import DEFAULT_BUDGET_S, PEERS, Strategy
 from ..request import Objective, Request
-from .broad import Broad
+from .broad import LONG_PATIENCE, Broad
 from .complete import Completer
 from .exact import Exact, Pools, num_shapes, seatings
 from .found import Found, Rival, runners
@@ -191,7 +191,18 @@ class _Search:
         proven = judge.time_budget_s is not None and self._prove(judge.time_budget_s)
         if not proven:
             self._climb_on()
+            self._go_on([first, *others])
         return proven and PROVEN_KINDS.issuperset(self.kinds)
+
+    def _go_on(self, every: Sequence[Broad]) -> None:
+        """With time left: moves from more templates, and what they bring in mixtures and refined."""
+        if self.judge.time_budget_s is None:
+            return
+        for broad in every:
+            broad.climb(LONG_PATIENCE)
+            if Step.PACK in self.steps:
+                broad.pack()
+        self._climb_on()
 
     def _improve(self, broad: Broad) -> None:
         if Step.REFINE in self.steps:
