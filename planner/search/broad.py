@@ -8,6 +8,7 @@ from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from arachne_runtime.plan.plan import Plan, ScheduleKind
+from arachne_runtime.units import Seconds
 
 from ..request import Objective, Request
 from .assemble import alike, are_whole, part_of, plan_of
@@ -43,6 +44,13 @@ MOST_TAKEN_OVER = 600
 MOST_ROUNDS = 40
 LONG_PATIENCE = 12
 """Rounds without anything better after which a search with time left gives up."""
+
+
+PACKING_S: Seconds = 0.1
+"""A packing of 160 columns takes up to so long on one core, and looks at no clock."""
+
+BATCH_S: Seconds = 0.06
+"""A batch for 512 devices of four types is made and completed in up to so long on one core."""
 
 PACKED_NEAR = 1.1
 """Mixtures are looked for up to this part of the best template's time: their reductions are priced high."""
@@ -113,10 +121,15 @@ class Broad:
         self._ask([source for source in self.sources if source not in near])
 
     def _ask(self, sources: Sequence[Source]) -> None:
-        """All batches of these, in turns."""
-        for templates in _in_turns(source.batches(self.completion, self.seed) for source in sources):
-            if self._add(templates) and self.judge.time_budget_s is not None:
-                self._price_best(PRICED_EACH)
+        """All batches of these, in turns; no new one in the last moment."""
+        queue = deque(source.batches(self.completion, self.seed) for source in sources)
+        while queue and not (self.judge.kept and self.judge.left_s < BATCH_S):
+            batches = queue.popleft()
+            templates = next(batches, None)
+            if templates is not None:
+                queue.append(batches)
+                if self._add(templates) and self.judge.time_budget_s is not None:
+                    self._price_best(PRICED_EACH)
 
     def climb(self, patience: int = 1) -> None:
         """Moves from the best columns that were not moved yet, until so many rounds bring nothing better."""
@@ -154,8 +167,10 @@ class Broad:
             yield from neighbours(self._line(k), self.supply.degrees, pools, experts=self.experts)
 
     def pack(self) -> None:
-        """Mixtures of unlike pipelines, where devices are left over or pools differ."""
+        """Mixtures of unlike pipelines, where devices are left over or pools differ; no last-minute ones."""
         if self.columns is None or self.request.objective is Objective.COST:
+            return
+        if self.judge.left_s < PACKING_S and self.judge.kept:
             return
         order = self._order()[:MOST_PACKED]
         most_s = PACKED_NEAR * float(self.columns.seconds[order[0]])
@@ -250,17 +265,6 @@ class Broad:
         first = bool(self.columns.by_stage[k])
         plans = (plan_of(self.completion, [part], by_stage=by_stage) for by_stage in (first, not first))
         return self._price(next((plan for plan in plans if plan is not None), None))
-
-
-def _in_turns(asked: Iterable[Iterator[Templates]]) -> Iterator[Templates]:
-    """The next batch of each that has one, again and again; none is asked before it is its turn."""
-    queue = deque(asked)
-    while queue:
-        batches = queue.popleft()
-        batch = next(batches, None)
-        if batch is not None:
-            yield batch
-            queue.append(batches)
 
 
 def _sharing(plan: Plan) -> Plan:

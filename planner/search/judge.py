@@ -88,6 +88,11 @@ class Judge:
         """Since the start of the search."""
         return self.clock() - self._started
 
+    @property
+    def left_s(self) -> Seconds:
+        """Of the time budget; ``inf`` where only evaluations are limited."""
+        return float("inf") if self.time_budget_s is None else self.time_budget_s - self.seconds
+
     def part(self) -> float:
         """Part of the budget that is spent."""
         spent = 0.0
