@@ -44,7 +44,7 @@ from .report import Options, Result, at_least, at_most, run_bench
 BY_TYPE, BY_KIND = 0.35, 0.15
 """Deviations of the logs of the factors that spoil a profile."""
 LAB_SEEDS = (2, 3, 4)
-STEPS, QUICK_STEPS = 12, 7
+STEPS, QUICK_STEPS = 12, 6
 """Of each run; two of them are its warm-up."""
 BATCH = 128
 ALONE_SAMPLES = (1, 32)
