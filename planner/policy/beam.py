@@ -55,6 +55,7 @@ class _Beam:
         self.network = network
         self.size = size
         self.rolling = rolling
+        self.point = Point(rolling)
         self.noise = noise
         self.chances: Reals = np.zeros(len(rolling))
         """Logarithm of the probability of each row's choices so far."""
@@ -66,12 +67,13 @@ class _Beam:
     def keep(self, rows: Ints) -> None:
         """These rows, a row as often as it is named."""
         self.rolling = replace(self.rolling.take(rows), alike=np.arange(len(rows)))
+        self.point = Point(self.rolling, (self.point, rows))
         self.chances, self.ranks = self.chances[rows], self.ranks[rows]
         self.chosen = tuple(column[rows] for column in self.chosen)
 
     def extend(self, head: Head) -> Ints:
         """The best choices of all rows together; the option of each of the new rows."""
-        decision = Point(self.rolling).decision(head, *self.chosen)
+        decision = self.point.decision(head, *self.chosen)
         chances = self.chances[:, None] + self._log_chances(self.network(decision), decision.mask)
         ranks = chances if self.noise is None else self._noisy(chances, self.noise.generator)
         flat = ranks.ravel()
@@ -101,7 +103,7 @@ class _Beam:
 
     def add_run(self) -> None:
         """One more run of each row."""
-        self.chosen = ()
+        self.chosen, self.point = (), Point(self.rolling)
         for head in (Head.POOL, Head.TP, Head.WIDTH):
             option = self.extend(head)
             value = np.asarray(WIDTHS)[option] if head is Head.WIDTH else option

@@ -119,6 +119,9 @@ class Buildable:
         least = site.takes[pool, site.least[pool]]
         left = self.now.left[own, pool] - taken[:, :, None] * site.takes[pool, tp]
         each = np.floor(np.where(least > 0, left / np.maximum(1, least), MANY).min(axis=2)).astype(np.int64)
+        if not self.scarce:
+            others = self.most.sum(axis=1, keepdims=True) - self.most[own, pool]
+            return np.asarray(others + np.maximum(each, 0), np.int64)
         without, beside = (self._largest(pool[:, 0], self.runs - less)[:, None] for less in (0, 1))
         return np.asarray(np.where(self.runs[:, None] > 0, np.maximum(without, beside + each), 0), np.int64)
 
@@ -126,8 +129,6 @@ class Buildable:
         """``[A]``: stages that the other pools make in so many runs."""
         others = self.most.copy()
         others[self.own, pool] = 0
-        if not self.scarce:
-            return np.asarray(others.sum(axis=1), np.int64)
         total = np.cumsum(-np.sort(-others, axis=1), axis=1)
         some = np.clip(runs, 1, self.site.num_pools) - 1
         return np.where(runs > 0, total[self.own, some], 0)

@@ -92,14 +92,20 @@ class View:
 
 
 class Point:
-    """All decisions until the next run is placed."""
+    """All decisions until the next run is placed.
 
-    def __init__(self, of: Rolling) -> None:
+    With ``since``, rows of an earlier point, which see pools and site as it does: ``[A]`` of its rows.
+    """
+
+    def __init__(self, of: Rolling, since: "tuple[Point, Ints] | None" = None) -> None:
         self.of = of
         self.position, self.run = of.progress.position.copy(), of.progress.run.copy()
         self.alike = of.alike
         self._group()
         self.before, self.rows = self.view, self.same
+        if since is not None:
+            earlier, rows = since
+            self.before, self.rows = earlier.before, earlier.rows[rows]
 
     def _group(self) -> None:
         """One of each alike."""
