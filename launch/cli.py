@@ -12,7 +12,18 @@ import typer
 from arachne_runtime import __version__
 from arachne_runtime.errors import ArachneError, ExitCode
 
-VERBS: tuple[str, ...] = ("profile", "plan", "check", "show", "run", "compare", "simulate", "lab", "demo")
+VERBS: tuple[str, ...] = (
+    "profile",
+    "plan",
+    "check",
+    "show",
+    "run",
+    "compare",
+    "simulate",
+    "learn",
+    "lab",
+    "demo",
+)
 """Each is a module of ``launch.verbs`` with a ``command``; heavy imports belong inside that function."""
 
 

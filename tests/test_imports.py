@@ -16,6 +16,7 @@ OFFENCES = (
     ("arachne_runtime/engine/engine.py", "import planner.request"),
     ("planner/request.py", "import arachne_runtime.engine"),
     ("planner/cost/price.py", "import torch"),
+    ("planner/search/find.py", "from ..training import labels"),
     ("planner/exhaustive/pools.py", "from ..search import pack"),
     ("planner/search/judge.py", "from ..explain import what_binds"),
 )
@@ -38,6 +39,7 @@ def loads(statement: str, module: str) -> bool:
         "import arachne_runtime.plan",
         "import planner; planner.find_plan",
         "import planner.catalog, planner.cost, planner.exhaustive, planner.peers",
+        "import planner.training.labels",
         "from launch.cli import app; app()",
     ],
 )

@@ -1,0 +1,56 @@
+"""What runs measured fine-tunes the policy: on parts of their clusters, at corrected costs."""
+
+import json
+
+import pytest
+
+from arachne_runtime.errors import ExitCode, UsageError
+from planner.feedback import correct
+from planner.policy.policy import Policy
+from planner.training.fine_tune import fine_tune
+from planner.training.labels import ProblemSet
+from planner.training.recipe import Recipe
+from planner.training.variants import variants
+from tests.test_feedback import CLUSTER, MODEL, ONE_STAGE, PIPELINE, profile, run, unlike
+from tests.test_learn import arachne
+
+RECIPE = Recipe.tuning(small=True)
+
+
+def test_variants_are_parts_of_a_cluster_and_the_same_every_time():
+    drawn = list(variants(MODEL, profile(), [CLUSTER], ProblemSet.TRAINING, 12))
+    assert [d.seed for d in drawn] == list(range(12))
+    assert {d.request.model for d in drawn} == {MODEL}
+    whole = {node.name for node in CLUSTER.nodes}
+    parts = [{node.name for node in d.request.cluster.nodes} for d in drawn]
+    assert all(part <= whole for part in parts)
+    assert len({frozenset(part) for part in parts}) > 2
+    again = list(variants(MODEL, profile(), [CLUSTER], ProblemSet.TRAINING, 12))
+    assert [d.request.cluster for d in again] == [d.request.cluster for d in drawn]
+    other = list(variants(MODEL, profile(), [CLUSTER], ProblemSet.VALIDATION, 12))
+    assert [d.request.cluster for d in other] != [d.request.cluster for d in drawn]
+
+
+def test_weights_are_tuned_to_corrected_costs(tmp_path):
+    runs = [run(plan, profile(unlike), seed=k) for k, plan in enumerate((ONE_STAGE, PIPELINE))]
+    correction = correct(profile(), runs)
+    trained = fine_tune(RECIPE, correction, runs, tmp_path, start=Policy.new(0))
+    assert [row.source for row in trained.evaluation.rows][:2] == ["start", "imitation"]
+    tuned = Policy.load(trained.weights)
+    assert tuned.meta.trained.startswith("not trained; then 8 problems of m ")
+    steps = [json.loads(line)["step"] for line in trained.curves.read_text().splitlines()]
+    assert steps[: RECIPE.passes + 1] == list(range(RECIPE.passes + 1))
+    again = fine_tune(RECIPE, correction, runs, tmp_path, start=Policy.new(0))
+    assert again.evaluation == trained.evaluation
+
+
+def test_runs_of_another_model_teach_nothing(tmp_path):
+    correction = correct(profile(), [run(ONE_STAGE, profile(unlike))])
+    with pytest.raises(UsageError, match="0 models named 'm'"):
+        fine_tune(RECIPE, correction, [], tmp_path, start=Policy.new(0))
+
+
+def test_the_verb_needs_the_profile_that_runs_correct(tmp_path):
+    done = arachne("learn", "--from", tmp_path, "--out", tmp_path / "out")
+    assert done.returncode == ExitCode.USAGE
+    assert "--from and --profile go together" in done.stderr
