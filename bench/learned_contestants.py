@@ -15,7 +15,7 @@ UNPACKED, UNREFINED = "without pack", "without refine"
 VARIANTS = (IMITATED, IMPROVED, PLAIN, UNMASKED, UNPACKED, UNREFINED)
 
 WEIGHTS = Path(__file__).parent / "data" / "learned"
-"""Weights of variants, trained with the shipped ones' recipe on their labels (`bench.learned_variants`)."""
+"""Weights of variants, made from the shipped ones' training run by `bench.learned_variants`."""
 
 FILES = {IMITATED: "imitation.npz", IMPROVED: "policy-gradient.npz", PLAIN: "without-film.npz"}
 
