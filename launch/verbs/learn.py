@@ -27,7 +27,11 @@ RECIPES = ("standard", "small")
 
 def command(
     out: Annotated[
-        Path, typer.Option(help="Folder of the run: weights, card, curves; one that was stopped goes on.")
+        Path,
+        typer.Option(
+            help="Folder of the run: weights, card, curves; one that was stopped goes on. With --from also a "
+            "FILE.json: the corrected profile, and nothing is trained."
+        ),
     ],
     recipe: Annotated[
         str, typer.Option(help="standard (two hours on two cores; with --from minutes) or small (a minute).")
@@ -51,6 +55,9 @@ def command(
     """
     if (runs is None) != (profile is None):
         raise UsageError("--from and --profile go together: runs correct a profile")
+    if runs is not None and out.suffix == ".json":
+        _correct(runs, profile, out, as_json=as_json)
+        return
     chosen = _recipe(recipe, seed, tunes=runs is not None)
     make_writable(out, "--out")
     if runs is None or profile is None:
@@ -63,6 +70,20 @@ def command(
     if labels is not None:
         raise UsageError("--labels are of random problems; --from makes its own")
     _fine_tune(chosen, runs, profile, out, as_json=as_json)
+
+
+def _correct(runs: Path, profile: Path | None, file: Path, *, as_json: bool) -> None:
+    """The corrected profile alone: takes a moment, and no torch."""
+    from arachne_runtime.plan.files import encode
+
+    from ..feeding import learn_costs
+    from ..report.tell_correction import tell
+
+    _, correction = learn_costs(runs, profile, file)
+    if as_json:
+        print(encode(correction).decode(), end="")
+    else:
+        tell(correction)
 
 
 def _fine_tune(recipe: "Recipe", runs: Path, profile: Path, out: Path, *, as_json: bool) -> None:
