@@ -5,12 +5,15 @@ import json
 import pytest
 
 from arachne_runtime.errors import ExitCode, UsageError
+from arachne_runtime.plan.files import read_profile, write
+from launch.profiling.cluster_file import write_cluster
 from planner.feedback import correct
 from planner.policy.policy import Policy
 from planner.training.fine_tune import fine_tune
 from planner.training.labels import ProblemSet
 from planner.training.recipe import Recipe
 from planner.training.variants import variants
+from tests.recorded import write_run
 from tests.test_feedback import CLUSTER, MODEL, ONE_STAGE, PIPELINE, profile, run, unlike
 from tests.test_learn import arachne
 
@@ -54,3 +57,20 @@ def test_the_verb_needs_the_profile_that_runs_correct(tmp_path):
     done = arachne("learn", "--from", tmp_path, "--out", tmp_path / "out")
     assert done.returncode == ExitCode.USAGE
     assert "--from and --profile go together" in done.stderr
+
+
+def test_the_verb_corrects_a_profile_and_tunes_the_shipped_weights(tmp_path):
+    write(profile(), tmp_path / "profile.json")
+    write(MODEL, tmp_path / "model.json")
+    write_cluster(CLUSTER, tmp_path / "cluster.toml")
+    write_run(tmp_path / "runs", run(PIPELINE, profile(unlike)))
+    write(PIPELINE, tmp_path / "runs" / "plan.json")
+    out = tmp_path / "out"
+    words = ("--from", tmp_path / "runs", "--profile", tmp_path / "profile.json", "--out", out)
+    done = arachne("learn", "--recipe", "small", *words, "--json")
+    assert (done.returncode, done.stderr) == (0, "")
+    answer = json.loads(done.stdout)
+    before, after = (answer["correction"]["runs"][0][when]["error"] for when in ("before", "after"))
+    assert abs(after) < 0.02 < abs(before)
+    assert read_profile(out / "profile.json") != profile()
+    assert Policy.load(out / "policy.npz").meta.trained.startswith(Policy.load().meta.trained)

@@ -278,7 +278,7 @@ def test_what_is_not_measured_is_not_called_infeasible():
     timings = tuple(t for t in request.profile.timings if t.samples >= 4)
     profile = msgspec.structs.replace(request.profile, timings=timings)
     short = Request(cluster=request.cluster, model=request.model, profile=profile, global_batch=2)
-    with pytest.raises(NotMeasuredError, match="was not measured for"):
+    with pytest.raises(NotMeasuredError, match="measured for"):
         find_plan(short, time_budget_s=5.0)
 
 
@@ -302,7 +302,7 @@ def test_a_global_batch_below_every_measured_share_is_not_measured():
     assert completer.micro_batches((stage,)) == [2]
     with pytest.raises(NotMeasuredError, match="not measured for 1 sample"):
         completer.cuts((stage,), 2, 1)
-    with pytest.raises(NotMeasuredError, match="not measured for"):
+    with pytest.raises(NotMeasuredError, match="measured for"):
         find_plan(few, evaluations=50)
 
 
