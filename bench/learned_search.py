@@ -33,7 +33,7 @@ def searched(
     peers: Sequence[Strategy] = (),
     steps: Collection[Step] = tuple(Step),
 ) -> Searched:
-    """``sources``: None for what the search takes when nothing is said.
+    """``sources``: None for the search's usual ones with the policy.
 
     CPU time of the whole process, so that a library's other threads count.
     """
@@ -46,6 +46,7 @@ def searched(
             time_budget_s=budget_s,
             peers=peers,
             sources=sources,
+            learned=sources is None,
             clock=time.process_time,
             steps=steps,
         )

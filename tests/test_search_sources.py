@@ -38,19 +38,25 @@ def with_weights(monkeypatch):
 
 def test_without_weights_it_plans_and_says_so(without_weights):
     request = request_of(*MIXED)
-    asked, notes = sources.usual_sources(request)
+    asked, notes = sources.usual_sources(request, learned=True)
     assert [source.name for source in asked] == ["uniform", "enumeration"]
-    found = find_plan(request, evaluations=3, peers=())
+    found = find_plan(request, evaluations=3, peers=(), learned=True)
     assert found.notes == notes == ("planned without the learned policy: no weights",)
 
 
 def test_the_policy_is_asked_and_enumeration_beside_it(with_weights):
     request = request_of(*MIXED)
-    asked, notes = sources.usual_sources(request)
+    asked, notes = sources.usual_sources(request, learned=True)
     assert [source.name for source in asked] == ["uniform", "policy", "enumeration"]
     assert notes == ()
-    plans = [find_plan(request, seed=3, evaluations=8, peers=()).plan for _ in range(2)]
+    plans = [find_plan(request, seed=3, evaluations=8, peers=(), learned=True).plan for _ in range(2)]
     assert plans[0] == plans[1]
+
+
+def test_the_policy_is_asked_only_where_it_is_wanted(without_weights):
+    request = request_of(*MIXED)
+    assert [source.name for source in sources.usual_sources(request)[0]] == ["uniform", "enumeration"]
+    assert find_plan(request, evaluations=3, peers=()).notes == ()
 
 
 def test_uniform_plans_come_in_one_small_batch():
