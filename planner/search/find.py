@@ -83,8 +83,8 @@ def find_plan(
 
     With ``evaluations`` the number of plans that are priced for each schedule is limited instead of the time:
     the same inputs give the same plan everywhere, and more schedules never a slower one. ``sources``: by
-    default those of ``planner.search.sources``, with the policy where ``learned``. ``clock``: what the time budget is counted in. Raises
-    NoFeasiblePlanError, saying what binds, and NotMeasuredError.
+    default those of ``planner.search.sources``, with the policy where ``learned``. ``clock``: what the time
+    budget is counted in. Raises NoFeasiblePlanError, saying what binds, and NotMeasuredError.
     """
     usual, notes = ((), ()) if sources is not None else usual_sources(request, learned=learned)
     asked = usual if sources is None else sources
