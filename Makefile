@@ -26,9 +26,9 @@ check: setup
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-# every figure of the docs, some 20 minutes; on an idle machine
+# every figure of the docs, some 70 minutes; on an idle machine
 bench: setup
-	for name in exactness overhead estimate price planning_time oracle profile demo feedback; do \
+	for name in exactness overhead estimate price planning_time oracle planners profile demo feedback; do \
 	    $(BIN)/python -m bench.$$name --out bench/results || exit 1; done
 
 clean:
