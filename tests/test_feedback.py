@@ -12,6 +12,7 @@ from msgspec.structs import replace
 from arachne_runtime.errors import UsageError
 from arachne_runtime.plan.cluster import Cluster, Network, NodeEntry
 from arachne_runtime.plan.model import BlockSpec, ModelSpec
+from arachne_runtime.plan.plan import ScheduleKind
 from arachne_runtime.plan.profile import (
     BlockTiming,
     LinkPoint,
@@ -469,7 +470,7 @@ def test_stages_whose_price_holds_more_than_blocks_are_left_out():
 def test_recomputation_and_split_backwards_are_understood():
     stages = tuple(replace(s, recompute=True) for s in PIPELINE.pipelines[0].stages)
     again = replace(PIPELINE, pipelines=(replace(PIPELINE.pipelines[0], stages=stages),))
-    split = replace(PIPELINE, schedule="zero_bubble")
+    split = replace(PIPELINE, schedule=ScheduleKind.ZERO_BUBBLE)
     truth = profile(lambda k, d, p: 1.2 if p is Part.BACKWARD else 1.5)
     for plan in (again, split):
         found = correct(profile(), [run(plan, truth)])

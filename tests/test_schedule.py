@@ -129,6 +129,13 @@ def test_interleaved_keeps_as_many_in_flight_as_the_formula(rows, rounds, chunks
         assert max(held) <= most <= sum(held)
 
 
+def test_a_schedule_is_the_same_whether_it_is_named_or_spelled():
+    """What is remembered for the name is what the spelling would be given, and the other way round."""
+    spelled = stage_actions("zero_bubble", 1, 3, 17)
+    assert spelled == stage_actions(ScheduleKind.ZERO_BUBBLE, 1, 3, 17)
+    assert Work.WEIGHT in {action.work for action in spelled}
+
+
 @given(st.integers(1, 6), st.integers(1, 12))
 def test_zero_bubble_holds_no_more_than_the_first_stage_of_1f1b(num_stages, count):
     for stage in range(num_stages):

@@ -78,6 +78,7 @@ def row_actions(
 
     Only an interleaved schedule has fewer rows than stages. UsageError where it does not fit.
     """
+    kind = ScheduleKind(kind)  # a spelled one has the same place in the memory of this function
     if num_rows == num_stages and kind is ScheduleKind.INTERLEAVED:
         kind = ScheduleKind.ONE_F_ONE_B
     if kind is ScheduleKind.INTERLEAVED:
