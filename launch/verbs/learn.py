@@ -34,7 +34,7 @@ def command(
         ),
     ],
     recipe: Annotated[
-        str, typer.Option(help="standard (two hours on two cores; with --from minutes) or small (a minute).")
+        str, typer.Option(help="standard (as the shipped weights; with --from minutes) or small (a minute).")
     ] = "standard",
     runs: Annotated[
         Path | None, typer.Option("--from", help="Learn from costs that runs below this folder recorded.")
@@ -50,6 +50,7 @@ def command(
 ) -> None:
     """Train the policy that proposes templates to the search.
 
+    The search does not ask the policy unless it is told to in Python: find_plan(learned=True).
     The same recipe and seed give the same weights on one machine. With --from the profile is corrected by
     what runs measured, and the shipped weights are fine-tuned on its costs.
     """

@@ -70,7 +70,7 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     @classmethod
     def standard(cls, seed: int = 0) -> "Recipe":
-        """That of the weights that are shipped: at most two hours on two cores."""
+        """That of the weights that are shipped."""
         return cls(
             name="standard",
             seed=seed,
