@@ -4,9 +4,9 @@
 is the answer. What a cluster offers: ``supply``.
 Propose: ``sources`` (who is asked: ``running``, ``uniform``, the policy, the enumeration in ``propose``),
 ``batch`` (templates as arrays), ``shapes`` (templates without numbers, and how they get them), ``moves``.
-Complete: ``columns`` with ``min_max`` (cuts), ``rows`` and ``held`` (seconds and memory of every run of
-blocks), ``network``; several runs in each stage: ``interleave``. Pack: ``pack``. To plans: ``assemble``,
-``place``, ``template``, ``tidy``. All of it: ``broad``.
+Complete: ``columns`` with ``min_max`` (cuts), ``closed_form``, ``rows`` and ``held`` (seconds and
+memory of every run of blocks), ``network``; several runs in each stage: ``interleave``. Pack: ``pack``.
+To plans: ``assemble``, ``place``, ``template``, ``tidy``. All of it: ``broad``.
 Single devices of small clusters: ``refine``, ``complete``, ``deal``, ``stage_tables``; the proof:
 ``exact`` with ``counts``. Beside it: ``migrate`` and ``realign`` (changes of
 plan), ``missing`` with ``leanest`` (why nothing fits), ``enlarge``.

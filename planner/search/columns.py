@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 from arachne_runtime.plan.plan import ScheduleKind
 
 from ..cost import in_flight
-from ..cost.closed import pipeline_seconds
 from ..request import Request
 from .batch import Templates
+from .closed_form import Messages, closed_form, zero_bubble_s
 from .min_max import Stages, min_max_cuts
 from .network import Network
 from .rows import Rows
@@ -23,9 +23,6 @@ from .supply import Supply
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
-
-WIDEST_CIRCLE = 4
-"""Neighbours whose messages are looked at together: slow messages bind two to four, hardly ever more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,11 +169,11 @@ class Completion:
         for by_stage in (True, False):
             messages = self._messages(templates, bounds, by_stage).times(self.runs)
             sync = self._sync(templates, bounds, by_stage)
-            found = _closed_form(forward, backward, messages, sync, counts)
+            found = closed_form(forward, backward, messages, sync, counts)
             if self.kind is ScheduleKind.ZERO_BUBBLE:
                 found = (
                     found[0],
-                    _zero_bubble_s(forward, backward, messages, counts, templates.depth),
+                    zero_bubble_s(forward, backward, messages, counts, templates.depth),
                     found[2],
                 )
             if self.runs > 1:
@@ -220,7 +217,7 @@ class Completion:
             )
         return self._updates[key]
 
-    def _messages(self, t: Templates, bounds: Ints, by_stage: bool) -> "_Messages":
+    def _messages(self, t: Templates, bounds: Ints, by_stage: bool) -> Messages:
         """What crosses the boundaries, as ``planner.cost.actors`` counts it."""
         a, b = slice(None, -1), slice(1, None)
         share, there = _shares(t), t.width[:, b] > 0
@@ -241,7 +238,7 @@ class Completion:
             [np.where(there, busy, 0.0) for busy in self._busy(t.pool[:, end], size, down, up)]
             for end in (a, b)
         )
-        return _Messages(
+        return Messages(
             down=np.maximum(0.0, down - last[0]),
             up=np.maximum(0.0, up - first[1]),
             forward=np.pad(last[0], ((0, 0), (1, 0))),
@@ -342,70 +339,3 @@ def _devices_of_own_pool(t: Templates) -> Ints:
         here = (t.pool == pool) & (t.width > 0)
         found = np.where(here, np.where(here, t.width * t.tp, 0).sum(axis=1, keepdims=True), found)
     return found
-
-
-@dataclass(frozen=True, slots=True)
-class _Messages:
-    """Seconds a micro-batch: waiting for messages by boundary, computing that they cost by stage."""
-
-    down: Floats
-    """``[K, S - 1]``"""
-    up: Floats
-    """``[K, S - 1]``"""
-    forward: Floats
-    """``[K, S]``: receiving, before a forward."""
-    backward: Floats
-    """``[K, S]``: receiving, before a backward."""
-    tail: Floats
-    """``[K, S]``: sending, behind both."""
-
-    def times(self, number: int) -> "_Messages":
-        """So many for each."""
-        return _Messages(*(number * getattr(self, field.name) for field in fields(self)))
-
-
-def _closed_form(
-    forward: Floats, backward: Floats, messages: _Messages, sync: Floats, counts: Ints
-) -> tuple[Floats, Floats, Floats]:
-    """Seconds of one micro-batch more, of the pipeline, and of reductions that outlast it.
-
-    (M - 1) max + sum, where a stage is no faster than its messages, and n neighbours pass on n micro-batches
-    in no less than a forward down and a backward up all of them with the messages between. A stage's
-    reduction starts when its own last backward is done, before those of the earlier stages.
-    """
-    size = forward.shape[1]
-    forward, backward = forward + messages.forward, backward + messages.backward
-    behind, before = np.pad(messages.down, ((0, 0), (0, 1))), np.pad(messages.up, ((0, 0), (1, 0)))
-    slowest = np.maximum(forward, behind) + np.maximum(backward, before)
-    slowest = np.maximum(slowest, forward + backward + messages.tail).max(axis=1)
-    work, waits = forward + backward, messages.down + messages.up
-    for span in range(2, min(size, WIDEST_CIRCLE) + 1):
-        there = work[:, span - 1 :] > 0
-        circle = _windows(work, span) + _windows(waits, span - 1)
-        slowest = np.maximum(slowest, np.where(there, circle / span, 0).max(axis=1))
-    through = work.sum(axis=1) + waits.sum(axis=1)
-    earlier = np.cumsum(backward + before, axis=1) - backward
-    outlasts = np.maximum(0.0, (sync - earlier).max(axis=1))
-    return slowest, (counts - 1) * slowest + through, outlasts
-
-
-def _zero_bubble_s(
-    forward: Floats, backward: Floats, messages: _Messages, counts: Ints, depth: Ints
-) -> Floats:
-    """``[K]``: seconds of the pipeline where gradients of weights wait until nothing else is to be done."""
-    forward = forward + messages.forward + messages.tail / 2
-    backward = backward + messages.backward + messages.tail / 2
-    hop = np.maximum(messages.down, messages.up)
-    seconds = np.zeros(len(depth))
-    for size in np.unique(depth):
-        of = depth == size
-        seconds[of] = pipeline_seconds(
-            ScheduleKind.ZERO_BUBBLE, forward[of, :size], backward[of, :size], hop[of, : size - 1], counts[of]
-        )
-    return seconds
-
-
-def _windows(values: Floats, span: int) -> Floats:
-    """Sums of every ``span`` neighbours."""
-    sums = np.pad(np.cumsum(values, axis=1), ((0, 0), (1, 0)))
-    return sums[:, span:] - sums[:, :-span]
