@@ -9,7 +9,7 @@ STAMP := $(VENV)/.stamp
 setup: $(STAMP)
 
 $(STAMP): pyproject.toml constraints.txt
-	@echo "making $(VENV): torch and all else, about a minute"
+	@echo "making $(VENV): torch and all else, a minute or more"
 	@$(PYTHON) -m venv $(VENV)
 	@$(BIN)/pip install -qq --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	@touch $(STAMP)

@@ -85,7 +85,7 @@ class Second:
 
 
 def measure(options: Options) -> Iterator[Result]:
-    """With ``--quick`` one start and its next plan; else five, each with two plans."""
+    """With ``--quick`` one start and its next plan; else five, each with up to two plans."""
     found: list[Second] = []
     with tempfile.TemporaryDirectory(prefix="arachne-feedback-") as scratch:
         starts = [("analytic, seed 0", spoilt(analytic(), 0))]

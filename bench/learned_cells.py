@@ -7,13 +7,12 @@ from arachne_runtime.errors import NotMeasuredError
 from arachne_runtime.plan.plan import Plan
 from bench.learned_curves import priced
 from bench.learned_problems import Problem, one_node_less, one_node_more, sort_of
-from bench.learned_records import Planned, ratio
+from bench.learned_records import MIDDLE_DEVICES, Planned, ratio
 from bench.learned_search import Searched, searched
 from planner.peers import PEERS
 from planner.request import Request
 from planner.search import Found, Source
 
-MIDDLE_DEVICES = 512
 PLANNING_S, LONGER_PLANNING_S = 0.4, 2.7
 """Budget of planning up to ``MIDDLE_DEVICES``, and beyond: what is wanted is 0.5 s and 3 s, all in all."""
 

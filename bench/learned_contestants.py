@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from bench.learned_records import ENUMERATION, LEARNED, RANDOM, SHIPPED, UNIFORM
+from bench.learned_records import ENUMERATION, LEARNED, RANDOM, TOGETHER, UNIFORM
 from planner.policy import Learned, Policy, UniformRandom
 from planner.search import Enumeration, Source, Step, Uniform
 
@@ -56,7 +56,7 @@ def contestants() -> list[Contestant]:
         Contestant(name=RANDOM, sources=(UniformRandom(),), counted=UniformRandom(num_batches=MANY_BATCHES)),
         Contestant(name=ENUMERATION, sources=(Enumeration(),), counted=Enumeration(), drawn=False),
         Contestant(name=UNIFORM, sources=(Uniform(),), counted=Uniform(), drawn=False),
-        Contestant(name=SHIPPED, sources=None),
+        Contestant(name=TOGETHER, sources=None),
     ]
 
 

@@ -18,22 +18,14 @@ from planner.cost import Estimate, price
 from planner.request import Request
 from planner.search import Source
 from planner.search.assemble import alike, part_of, plan_of
+from planner.search.broad import MOST_COLUMNS, MOST_PACKED, PACKED_NEAR
 from planner.search.columns import Columns, Completion
 from planner.search.pack import pack
 from planner.search.shapes import Shapes, expanded, shapes_of
 from planner.search.supply import Supply
 
-MOST_KEPT = 2400
-"""Columns that are kept, as in the search."""
-
 PRICED = 8
 """Best columns that are priced at each mark, and best mixtures."""
-
-PACKED_NEAR = 1.1
-"""Mixtures are looked for up to this part of the best column's time, as in the search."""
-
-MOST_PACKED = 800
-"""Best columns that the packing chooses from, as in the search."""
 
 MOST_STALE = 12
 """Batches in a row that bring no new shape, after which a source counts as exhausted."""
@@ -63,7 +55,7 @@ class Trial:
             found = self.completion.columns(expanded(self.completion, some)[0])
             if found is not None and len(found):
                 both = found if self.columns is None else Columns.joined([self.columns, found])
-                kept = np.argsort(both.seconds, kind="stable")[:MOST_KEPT]
+                kept = np.argsort(both.seconds, kind="stable")[:MOST_COLUMNS]
                 self.columns = both.take(kept)
 
     def best(self) -> float:

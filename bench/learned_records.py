@@ -7,14 +7,16 @@ from typing import TypeVar
 
 import msgspec
 
-EQUAL = 1e-9
-"""Relative difference of two prices that counts as none: another order of the same sums."""
+from bench.report import EQUAL
 
 LEARNED, RANDOM, ENUMERATION = "learned", "random", "enumeration"
 UNIFORM = "uniform plans"
 """The deterministic set alone."""
-SHIPPED = "all together"
-"""What the search asks when nothing is said: uniform plans, the policy, enumeration, in turns."""
+TOGETHER = "all together"
+"""What the search asks with ``learned=True``: uniform plans, the policy, enumeration, in turns."""
+
+MIDDLE_DEVICES = 512
+"""Clusters up to this size are planned in half a second, larger ones in three."""
 
 SHORT_S = 0.1
 """CPU seconds in which policy, enumeration and variants are compared."""
@@ -48,10 +50,10 @@ class Sort(Record, frozen=True, kw_only=True):
     @property
     def words(self) -> str:
         """Its group in a report."""
-        size = next(f"up to {n} devices" for n in (16, 64, 256, 1 << 20) if self.num_devices <= n)
+        size = next(f"up to {n:,} devices" for n in (16, 64, 256, 1024, 4096) if self.num_devices <= n)
         types = "4 or more types" if self.num_types >= 4 else f"{self.num_types} types"
         nodes = "mixed nodes" if self.mixed_nodes else "equal nodes"
-        return f"{types if self.num_types > 1 else '1 type'}, {nodes}, {size.replace(str(1 << 20), '1,024')}"
+        return f"{types if self.num_types > 1 else '1 type'}, {nodes}, {size}"
 
 
 class Curve(Record, frozen=True, kw_only=True):
@@ -128,7 +130,8 @@ class Planned(Record, frozen=True, kw_only=True):
     samples_per_s: tuple[float, ...]
     """Of the plan, by seed; 0 where none was found."""
     replan_cpu_s: tuple[float, ...] = ()
-    """After a node has gone and after it has come back, by seed; empty where that was not measured."""
+    """After a node has gone, and after one more has come than there were; of the first seed; empty where that
+    was not measured."""
     replan_share: tuple[float, ...] = ()
     """Of the throughput that planning from nothing reaches there."""
     refined_s: float = 0.0

@@ -131,7 +131,7 @@ def code(settings: str) -> str:
 
 
 def _sources(root: Path) -> Sequence[Path]:
-    names = ("cells", "contestants", "curves", "problems", "records", "units")
+    names = ("cells", "contestants", "curves", "problems", "records", "search", "units")
     files = [root / "bench" / f"learned_{name}.py" for name in names]
     files += [root / "bench" / name for name in ("grid.py", "planning_time.py")]
     files += sorted((root / "bench" / "data" / "learned").glob("*.npz"))

@@ -14,13 +14,10 @@ from math import inf
 import msgspec
 
 from arachne_runtime.errors import NoFeasiblePlanError
-from bench.report import Options, Result, at_least, at_most, run_bench
+from bench.report import EQUAL, Options, Result, at_least, at_most, run_bench
 from planner.exhaustive import Best, Limits, NotProvenError, random_request, solve
 from planner.request import Request
 from planner.search import find_plan
-
-EQUAL = 1e-9
-"""Relative difference of two prices that counts as none: another order of the same sums."""
 
 PLANNER_BUDGET_S = 120.0
 """Wall time, which a busy machine stretches; the search is judged by its CPU time."""

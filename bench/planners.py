@@ -21,7 +21,7 @@ from arachne_runtime.errors import NoFeasiblePlanError, NotMeasuredError
 from arachne_runtime.plan.plan import Plan
 from bench.grid import Cell, full, quick
 from bench.planners_records import Figures, Outcome, Planned, Record, Searched, read, write
-from bench.report import Options, Result, at_least, at_most, commit, run_bench
+from bench.report import EQUAL, Options, Result, at_least, at_most, commit, run_bench
 from planner.cost import Estimate, price
 from planner.explain import share_of_ideal
 from planner.peers import PEERS, Strategy
@@ -34,9 +34,6 @@ MOST_STRETCHED_S = 50.0
 """What our search may take on the wall where other programs take the cores.
 
 The peers are given CPU time and our search wall time, so its is stretched by what the cell's peers waited."""
-EQUAL = 1e-9
-"""Relative difference of two prices that counts as none: another order of the same sums."""
-
 ADD_UP = 1e-6
 """Of an iteration, by which the ideal and the losses may miss it: sums of floats."""
 

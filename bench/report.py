@@ -19,6 +19,9 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+EQUAL = 1e-9
+"""Relative difference of two prices that counts as none: another order of the same sums."""
+
 
 class Sense(StrEnum):
     """On which side of its bound a figure must be."""

@@ -40,12 +40,12 @@ class Fed:
     """What was left out, a sentence each: of folders and files, then of records and rows."""
 
 
-def feed_back(runs: Path, profile: Path, *, cluster: Path | None = None, model: str | None = None) -> Fed:
+def feed_back(runs: Path, profile: Path) -> Fed:
     """Correct ``profile`` by every run recorded in ``runs`` or below it.
 
     A run is a folder of ``rank-*.jsonl``, as ``arachne run --trace`` writes it; its plan lies in it or
-    anywhere below ``runs``. Cluster and model are by default those beside the profile, where
-    ``arachne profile`` puts them, or in ``runs``; a model may be the catalog's. Records that cannot be read,
+    anywhere below ``runs``. Cluster and model lie beside the profile, where
+    ``arachne profile`` puts them, or in ``runs``. Records that cannot be read,
     or whose plan is not there, are left out and named in the notes. Raises UsageError where there is nothing
     to learn from, InvalidFileError for the files given.
     """
@@ -53,8 +53,8 @@ def feed_back(runs: Path, profile: Path, *, cluster: Path | None = None, model: 
 
     measured = read_profile(profile)
     homes = profile.parent, runs
-    places = read_cluster(cluster or _cluster_in(homes))
-    spec = model_from(model or _model_in(homes, measured.model), measured.sequence)
+    places = read_cluster(_cluster_in(homes))
+    spec = model_from(_model_in(homes, measured.model), measured.sequence)
     notes: list[str] = []
     found = list(_runs(runs, places, spec, notes))
     if not found:
@@ -66,18 +66,14 @@ def feed_back(runs: Path, profile: Path, *, cluster: Path | None = None, model: 
     return Fed(correction, tuple(found), (*notes, *correction.notes))
 
 
-def learn_costs(runs: Path, profile: Path | None, file: Path) -> tuple[Fed, "CorrectionAnswer"]:
-    """Correct a profile by runs and write it to ``file``; what ``arachne learn --from`` does first.
+def learn_costs(runs: Path, profile: Path, file: Path) -> tuple[Fed, "CorrectionAnswer"]:
+    """Correct a profile by runs and write it to ``file``: all of ``arachne learn --from`` or its first half.
 
-    Raises UsageError without a profile, UnsupportedEnvironmentError where ``file`` cannot be written, and
+    Raises UnsupportedEnvironmentError where ``file`` cannot be written, and
     what ``feed_back`` raises.
     """
     from .report.tell_correction import correction_answer
 
-    if profile is None:
-        raise UsageError(
-            f"--from {runs} corrects a profile: give --profile PROFILE.json, which its plans had"
-        )
     check_writable(file, "--out")
     fed = feed_back(runs, profile)
     write(fed.correction.profile, file)

@@ -1,6 +1,7 @@
 """The policy's benchmark: what it concludes from records, how it counts evaluations, how it goes on."""
 
 from math import inf
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -9,6 +10,7 @@ from msgspec.structs import replace
 
 from arachne_runtime.plan.cluster import Cluster, Network, NodeEntry
 from bench import learned_cells as cells
+from bench import learned_curves, learned_units
 from bench.learned_cells import Effort
 from bench.learned_curves import Trial, curve, distinct
 from bench.learned_pictures import draw
@@ -17,7 +19,7 @@ from bench.learned_records import (
     ENUMERATION,
     LEARNED,
     RANDOM,
-    SHIPPED,
+    TOGETHER,
     Contest,
     Curve,
     Planned,
@@ -50,7 +52,7 @@ def contest(learned, random, in_time=(1.0, 1.0), sort=PLAIN, seeds=(0, 1, 2), **
         for name, values in {LEARNED: learned, RANDOM: random, **others}.items()
         for seed in seeds
     ]
-    found = {LEARNED: in_time[0], ENUMERATION: in_time[1], SHIPPED: max(in_time)}
+    found = {LEARNED: in_time[0], ENUMERATION: in_time[1], TOGETHER: max(in_time)}
     timed = [
         Timed(contestant=name, seed=0, budget_s=0.1, cpu_s=0.1, samples_per_s=value)
         for name, value in {**found, **{name: values[0] for name, values in others.items()}}.items()
@@ -320,3 +322,14 @@ def test_a_node_goes_and_comes_without_a_change_of_names():
 def test_the_curves_are_drawn(tmp_path):
     draw([contest((5.0, 8.0, 8.0), (1.0, 2.0, 5.0))], MARKS, (0.1,), tmp_path / "learned.png")
     assert (tmp_path / "learned.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_digest_sees_every_file_that_measures():
+    root = Path(learned_units.__file__).parents[1]
+    seen = {file.stem for file in learned_units._sources(root)}
+    loaded = {cells.__name__, learned_curves.__name__, learned_units.__name__}
+    for module in (cells, learned_curves, learned_units):
+        loaded |= {value.__module__ for value in vars(module).values() if hasattr(value, "__module__")}
+    measuring = {name.removeprefix("bench.") for name in loaded if name.startswith("bench.learned_")}
+    assert measuring
+    assert measuring <= seen

@@ -93,14 +93,8 @@ def drawn(seed, *, device=0.5, kind=0.12, own=0.02):
 def unlike(kind, device, part):
     """Types and kinds that are off in opposite directions."""
     by_type = {"cpu-0.8": 1.5, "cpu-0.4": 0.6, "cpu-0.2": 1.4}
-    return (
-        by_type[device]
-        * {
-            "embedding": 1.2,
-            "layer": 0.95,
-            "head": 1.2,
-        }[kind]
-    )
+    by_kind = {"embedding": 1.2, "layer": 0.95, "head": 1.2}
+    return by_type[device] * by_kind[kind]
 
 
 def run(plan, truth, **how):
@@ -115,11 +109,7 @@ def by_figure(correction):
 
 
 def layer(correction, device, part=Part.FORWARD):
-    return (
-        by_figure(correction)["layer", device, 1, part]
-        if False
-        else by_figure(correction)[Figure("layer", device, 1, part)]
-    )
+    return by_figure(correction)[Figure("layer", device, 1, part)]
 
 
 # --- known factors come back
@@ -340,9 +330,8 @@ def test_collectives_of_a_tensor_parallel_group_are_not_taken_for_its_blocks():
     wide = tuple(replace(t, tp=2) for t in profile().timings)
     apart = replace(profile(), timings=wide, tp_communication=TpCommunication.EXCLUDED)
     plan = plan_of([((0, 3), {"c:0 c:1": 8}), ((3, 6), {"c:2 c:3": 8})], 4, MODEL)
-    slow = Cluster(node=CLUSTER.node, network=CLUSTER.network)
-    entry = replace(slow.node[2], intra_GBps=2e-4)  # its all-reduces take a good part of the time
-    slow = replace(slow, node=(*slow.node[:2], entry))
+    entry = replace(CLUSTER.node[2], intra_GBps=2e-4)  # its all-reduces take a good part of the time
+    slow = replace(CLUSTER, node=(*CLUSTER.node[:2], entry))
     found = correct(apart, [run_of(plan, slow, MODEL, apart)])
     assert by_figure(found)[Figure("layer", "cpu-0.2", 2, Part.FORWARD)].factor == pytest.approx(1, abs=0.02)
 

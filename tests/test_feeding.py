@@ -117,15 +117,17 @@ def test_the_answer_tells_errors_factors_and_notes(measured, capsys):
     assert encode(read_profile(file)) == encode(fed.correction.profile)
     tell(answer)
     said = capsys.readouterr().out
-    assert "by the others" in said
+    price = fed.correction.report[0]
+    errors = [f"({part.error:+.1%})" for part in (price.before, price.after, price.held_out)]
+    assert len(set(errors)) == 3
+    row = next(line for line in said.splitlines() if errors[0] in line)
+    assert [row.index(error) for error in errors] == sorted(row.index(error) for error in errors)
     assert "cpu-0.4" in said
     assert "lost: left out: lines that are no records" in said
-    assert json.loads(encode(answer))["runs"][0]["before"]["error"] != 0
+    assert json.loads(encode(answer))["runs"][0]["before"]["error"] == price.before.error
 
 
 def test_what_was_asked_wrongly_says_what_to_give(measured):
-    with pytest.raises(UsageError, match="give --profile"):
-        learn_costs(measured / "runs", None, measured / "corrected.json")
     with pytest.raises(UnsupportedEnvironmentError, match="--out"):
         learn_costs(measured / "runs", measured / "profile.json", measured / "nowhere" / "corrected.json")
 

@@ -56,7 +56,7 @@ def command(
     """
     if (runs is None) != (profile is None):
         raise UsageError("--from and --profile go together: runs correct a profile")
-    if runs is not None and out.suffix == ".json":
+    if runs is not None and profile is not None and out.suffix == ".json":
         _correct(runs, profile, out, as_json=as_json)
         return
     chosen = _recipe(recipe, seed, tunes=runs is not None)
@@ -73,7 +73,7 @@ def command(
     _fine_tune(chosen, runs, profile, out, as_json=as_json)
 
 
-def _correct(runs: Path, profile: Path | None, file: Path, *, as_json: bool) -> None:
+def _correct(runs: Path, profile: Path, file: Path, *, as_json: bool) -> None:
     """The corrected profile alone: takes a moment, and no torch."""
     from arachne_runtime.plan.files import encode
 

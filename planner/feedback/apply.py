@@ -75,8 +75,8 @@ def _timing(row: BlockTiming, factors: Mapping[Figure, Factor], ran: Sequence[in
     both = [factors.get(Figure(row.kind, row.device, row.tp, part)) for part in (Part.FORWARD, Part.BACKWARD)]
     if both[0] is None or both[1] is None:
         return row
-    least = max(factor.deviation for factor in both if factor)
-    deviation = math.hypot(least, PER_OCTAVE * _octaves(row.samples, ran))
+    worst = max(factor.deviation for factor in both if factor)
+    deviation = math.hypot(worst, PER_OCTAVE * _octaves(row.samples, ran))
     here = row.samples in ran and all(factor.rows for factor in both if factor)
     return replace(
         row,

@@ -44,7 +44,8 @@ PROBE_BYTES = 2**20
 LATENCY_BYTES = 2**16
 """Messages up to this size are ruled by latency, of which sums of gradients say nothing."""
 REST_PRIOR, REST_NOISE = 0.7, 0.3
-"""The same of a step's fixed cost: the demonstration's is 14 to 17 ms of 1.6 s (docs/measuring.md)."""
+"""Deviations of the log of a step's fixed cost before anything has run, and of one run's. The demonstration's
+is 14 to 17 ms of 1.6 s (docs/measuring.md)."""
 
 
 class StepFactor(Document, frozen=True, kw_only=True):
