@@ -49,7 +49,7 @@ def command(
     ] = None,
     profile: Annotated[
         str | None,
-        typer.Option(help="Measurements that do not lie beside the model (profile.json)."),
+        typer.Option(help="Measurements that do not lie beside the model.", hidden=True),
     ] = None,
     sequence: Annotated[int | None, typer.Option(help="Tokens of a sample.")] = None,
     objective: Annotated[
