@@ -35,6 +35,7 @@ from planner.policy import (
 )
 from planner.policy import Network as PolicyNetwork
 from planner.policy.beam import Noise, beam_search
+from planner.policy.point import Point, Rolling
 from planner.request import Request
 from planner.search import Enumeration
 from planner.search.batch import Templates
@@ -546,6 +547,13 @@ def test_random_is_of_the_seed_alone():
     )
     assert np.array_equal(first.shapes.width, again.shapes.width)
     assert np.array_equal(first.copies, again.copies)
+
+
+def test_rollouts_that_chose_differently_are_unlike_whatever_the_number_of_pools():
+    point = Point(Rolling.of(site_of(MIXED)[0], 2))
+    point.tell(np.array([0, 1]))
+    point.tell(np.array([65, 0]))
+    assert point.alike[0] != point.alike[1]
 
 
 def test_alike_runs_are_one_where_there_is_a_choice():

@@ -5,7 +5,7 @@ from functools import cached_property
 
 import numpy as np
 
-from .decision import MOST_STAGES, Bools, Decision, Floats, Head, Ints
+from .decision import Bools, Decision, Floats, Head, Ints
 from .features import overall_features, pool_constants, pool_features, site_constants
 from .masks import Anything, Buildable, Masks
 from .options import depth_options, length_options, pool_options, tp_options, width_options
@@ -132,7 +132,7 @@ class Point:
 
     def tell(self, option: Ints) -> None:
         """What the rollouts chose: those that chose differently are not alike any more."""
-        alike = np.unique(self.alike * (MOST_STAGES + 1) + option, return_inverse=True)[1]
+        alike = np.unique(self.alike * (1 + int(option.max())) + option, return_inverse=True)[1]
         self.alike = np.asarray(alike, np.int64)
         if self.alike.max() >= len(self.first):
             self._group()
