@@ -15,7 +15,7 @@ from msgspec import structs
 from bench.learned_contestants import FILES, IMITATED, IMPROVED, PLAIN, WEIGHTS
 from planner.policy import Architecture, Policy
 from planner.training.context import Context
-from planner.training.labels import ProblemSet
+from planner.training.labels import ProblemSet, digest_of
 from planner.training.learner import Learner
 from planner.training.recipe import Recipe
 from planner.training.run import labelled, learn
@@ -32,7 +32,8 @@ def make(run: Path, labels: Path, out: Path = WEIGHTS) -> None:
 
 def without_film(run: Path, labels: Path, recipe: Recipe) -> Policy:
     """Learns to imitate, and nothing else."""
-    context = Context.at(structs.replace(recipe, updates=0), run / "without-film", None)
+    imitation = structs.replace(recipe, updates=0)
+    context = Context.at(imitation, run / "without-film", None, inputs=f"labels {digest_of(labels)}\n")
     training = labelled(context, ProblemSet.TRAINING, recipe.problems, labels)
     validation = labelled(context, ProblemSet.VALIDATION, recipe.validation, labels)
     first = Policy.new(recipe.seed, Architecture(film=False))

@@ -21,6 +21,8 @@ def test_variants_come_from_the_folder_of_a_training_run(tmp_path, monkeypatch, 
     best.save(run / "policy-gradient-best.npz")
     (run / "recipe.json").write_bytes(msgspec.json.encode(recipe))
     Learner(Policy.new(3).parameters, 1e-3).save(run / "policy-gradient.npz", kept=np.array(kept))
+    (tmp_path / "labels").mkdir()
+    (tmp_path / "labels" / "labels.jsonl").touch()
     asked = []
 
     def trained(context, first, *_):

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 import subprocess
 import sys
 
@@ -92,6 +93,26 @@ def test_a_folder_of_another_recipe_is_refused(small):
     folder, _ = small
     with pytest.raises(UsageError, match=r"holds a training run of another recipe"):
         train(TINY, folder)
+
+
+def test_a_folder_that_learned_from_other_labels_is_refused(small, tmp_path):
+    labels = tmp_path / "labels"
+    shutil.copytree(small[0] / "labels", labels)
+    short = structs.replace(TINY, passes=1, updates=0)
+    first = train(short, tmp_path / "run", labels=labels)
+    assert train(short, tmp_path / "run", labels=labels).evaluation == first.evaluation
+    lines = (labels / "labels.jsonl").read_bytes().splitlines(keepends=True)
+    (labels / "labels.jsonl").write_bytes(b"".join(lines[1:]))
+    with pytest.raises(UsageError, match=r"other inputs.*another folder"):
+        train(short, tmp_path / "run", labels=labels)
+    with pytest.raises(UsageError, match=r"other inputs.*another folder"):
+        train(short, tmp_path / "run")
+
+
+def test_a_folder_without_labels_is_refused_before_the_run_begins(tmp_path):
+    with pytest.raises(UsageError, match=r"holds no labels"):
+        train(TINY, tmp_path / "run", labels=tmp_path / "typo")
+    assert not (tmp_path / "run").exists()
 
 
 def arachne(*words):

@@ -72,5 +72,10 @@ def test_mistakes_are_told(folder):
     found = CliRunner().invoke(app(), without)
     assert isinstance(found.exception, UsageError)
     assert "--profile" in str(found.exception)
+    for more, said in ((["--recipe", "nonsense"], "no recipe named"), (["--labels", "any"], "--labels are")):
+        found = CliRunner().invoke(app(), [*asked, *more])
+        assert isinstance(found.exception, UsageError)
+        assert said in str(found.exception)
+    assert not (folder / "corrected.json").exists()
     (folder / "profile.json").write_text("{}")
     assert isinstance(CliRunner().invoke(app(), asked).exception, InvalidFileError)

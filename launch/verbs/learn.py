@@ -56,6 +56,10 @@ def command(
     """
     if (runs is None) != (profile is None):
         raise UsageError("--from and --profile go together: runs correct a profile")
+    if runs is not None and labels is not None:
+        raise UsageError("--labels are of random problems; --from makes its own")
+    if recipe not in RECIPES:
+        raise UsageError(f"no recipe named {recipe!r}; known: {', '.join(RECIPES)}")
     if runs is not None and profile is not None and out.suffix == ".json":
         _correct(runs, profile, out, as_json=as_json)
         return
@@ -68,8 +72,6 @@ def command(
             trained = train(chosen, out, on_progress, labels=labels)
         print(_as_json(trained) if as_json else _as_text(trained))
         return
-    if labels is not None:
-        raise UsageError("--labels are of random problems; --from makes its own")
     _fine_tune(chosen, runs, profile, out, as_json=as_json)
 
 
@@ -105,8 +107,6 @@ def _fine_tune(recipe: "Recipe", runs: Path, profile: Path, out: Path, *, as_jso
 def _recipe(name: str, seed: int, *, tunes: bool) -> "Recipe":
     from planner.training.recipe import Recipe
 
-    if name not in RECIPES:
-        raise UsageError(f"no recipe named {name!r}; known: {', '.join(RECIPES)}")
     if tunes:
         return Recipe.tuning(seed, small=name == "small")
     return Recipe.standard(seed) if name == "standard" else Recipe.small(seed)

@@ -47,22 +47,33 @@ class Context:
     on_progress: OnProgress | None
 
     @classmethod
-    def at(cls, recipe: Recipe, folder: Path, on_progress: OnProgress | None) -> "Context":
-        """A new run, or the one that was begun there; UsageError where that one has another recipe."""
+    def at(
+        cls, recipe: Recipe, folder: Path, on_progress: OnProgress | None, *, inputs: str = ""
+    ) -> "Context":
+        """A new run, or the one that was begun there; UsageError where that one is another.
+
+        ``inputs``: digests of what the run learns from beside its recipe, nothing where it makes all itself.
+        """
         folder.mkdir(parents=True, exist_ok=True)
-        said, path = (
-            msgspec.json.format(msgspec.json.encode(recipe), indent=2).decode(),
-            folder / "recipe.json",
-        )
-        if path.exists() and path.read_text() != said:
-            raise UsageError(
-                f"{folder} holds a training run of another recipe ({path.name}); give another folder, or "
-                f"remove this one"
-            )
-        write_whole(path, said.encode())
+        said = msgspec.json.format(msgspec.json.encode(recipe), indent=2).decode()
+        recipe_path, inputs_path = folder / "recipe.json", folder / "inputs.txt"
+        if recipe_path.exists():
+            _is_the_same(recipe_path, said, "another recipe")
+            _is_the_same(inputs_path, inputs, "other inputs: labels, or runs, profile and first weights")
+        write_whole(inputs_path, inputs.encode())
+        write_whole(recipe_path, said.encode())  # the last: what a killed start left is no run yet
         return cls(recipe, folder, Curves.at(folder / "curves.jsonl"), on_progress)
 
     def tell(self, stage: Stage, done: int, of: int, text: str) -> None:
         """So many steps of a stage are done."""
         if self.on_progress is not None:
             self.on_progress(Progress(stage=stage, part=done / max(1, of), text=text))
+
+
+def _is_the_same(path: Path, said: str, other: str) -> None:
+    """What an earlier run wrote of itself; nothing where it wrote none."""
+    if (path.read_text() if path.exists() else "") != said:
+        raise UsageError(
+            f"{path.parent} holds a training run of {other} ({path.name}); give another folder, or "
+            f"remove this one"
+        )

@@ -12,6 +12,7 @@ import random
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from arachne_runtime.errors import UsageError
 from arachne_runtime.plan.cluster import Cluster
 from arachne_runtime.plan.plan import ScheduleKind
 
@@ -30,12 +31,16 @@ COMMON, COMMON_PART = (8, 256), 0.6
 BATCHES = (32, 4096)
 """Samples of a global batch."""
 MOST_POOLS = 12
+"""Of the supply, as the planner sees the cluster; one with more is drawn again."""
 
 FULLEST = 0.6
 """States of the largest model drawn for a cluster, as a part of its memory: activations need the rest."""
 EMPTIEST = 1 / 400
+"""Parameters of the smallest model drawn for a cluster, as a part of those of the largest."""
 STATE_BYTES = 16
 """Weight, gradient and optimizer states of a parameter, as the catalog counts them."""
+SETS = (ProblemSet.TRAINING, ProblemSet.VALIDATION, ProblemSet.HELD_OUT)
+"""What ``drawn`` draws."""
 SHARDED = 0.2
 """Part of the problems that may use ZeRO-1."""
 
@@ -92,7 +97,15 @@ def labelled(labels: Labels) -> Drawn:
 
 
 def drawn(problems: ProblemSet, seed: int, space: Space | None = None) -> Drawn:
-    """The problem of any set; drawn again, from a seed that counts up, until one has a plan."""
+    """The problem of such a set; drawn again, from a seed that counts up, until one has a plan.
+
+    UsageError for the sets of tuning: a seed does not say of which runs their problems are.
+    """
+    if problems not in SETS:
+        raise UsageError(
+            f"{problems} problems are of the runs that a policy was tuned to and can't be drawn from a seed; "
+            f"use labels of {', '.join(SETS)} problems"
+        )
     space = space or Space()
     tries = 0
     while True:

@@ -1,9 +1,14 @@
 """Fine-tuning: the shipped weights learn what pays on the costs that were measured in runs of one model."""
 
 from collections.abc import Iterator, Sequence
+from hashlib import sha256
 from pathlib import Path
 
 from arachne_runtime.errors import UsageError
+from arachne_runtime.plan.cluster import Cluster
+from arachne_runtime.plan.files import digest
+from arachne_runtime.plan.model import ModelSpec
+from arachne_runtime.plan.profile import Profile
 
 from ..feedback import Correction, Run
 from ..policy.policy import Policy
@@ -30,8 +35,9 @@ def fine_tune(
     """Weights for problems like those of the runs: parts of their clusters, their model, corrected costs.
 
     Begins with the shipped weights, or with ``start``. What was learned before is lost in part, so the result
-    is for this model and these devices. Raises UsageError where the runs are of several models, or their
-    clusters hold the model too seldom; PolicyMissingError and PolicyStaleError without weights to begin with.
+    is for this model and these devices. Raises UsageError where the runs are of several models, their
+    clusters hold the model too seldom, or the folder holds a run on others; PolicyMissingError and
+    PolicyStaleError without weights to begin with.
     """
     profile = correction.profile
     own = [run for run in runs if run.model.name == profile.model]
@@ -41,12 +47,13 @@ def fine_tune(
             f"{len(models)} models named {profile.model!r} are in the runs; fine-tune on runs of one model"
         )
     first = Policy.load() if start is None else start
-    context = Context.at(recipe, folder, on_progress)
     clusters = list(dict.fromkeys(run.cluster for run in own))
+    inputs = _inputs(profile, own[0].model, clusters, first)
+    context = Context.at(recipe, folder, on_progress, inputs=inputs)
     sets: list[list[Problem]] = []
     for problems, number in (
-        (ProblemSet.TRAINING, recipe.problems),
-        (ProblemSet.VALIDATION, recipe.validation),
+        (ProblemSet.TUNING, recipe.problems),
+        (ProblemSet.TUNING_VALIDATION, recipe.validation),
     ):
         drawn = variants(own[0].model, profile, clusters, problems, number)
         sets.append(list(_labelled(context, problems, number, drawn)))
@@ -56,6 +63,14 @@ def fine_tune(
         f"{len(sets[0])} problems of {profile.model} on parts of the runs' clusters, at costs they measured"
     )
     return learn(context, first, sets[0], sets[1], f"{first.meta.trained}; then {said}")
+
+
+def _inputs(profile: Profile, model: ModelSpec, clusters: Sequence[Cluster], first: Policy) -> str:
+    """A line with the digest of each: labels, weights and figures in the folder are of these alone."""
+    weights = sha256(b"".join(first.parameters[name].tobytes() for name in sorted(first.parameters)))
+    rows = [f"profile {digest(profile)}", f"model {digest(model)}"]
+    rows += [f"cluster {digest(cluster)}" for cluster in clusters]
+    return "".join(f"{row}\n" for row in (*rows, f"weights sha256:{weights.hexdigest()}"))
 
 
 def _labelled(

@@ -2,12 +2,13 @@
 
 from collections.abc import Iterator
 from enum import StrEnum
+from hashlib import sha256
 from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
 
-from arachne_runtime.errors import InvalidFileError, Problem
+from arachne_runtime.errors import InvalidFileError, Problem, UsageError
 from arachne_runtime.plan.document import Document
 from arachne_runtime.units import Seconds
 
@@ -23,13 +24,19 @@ class ProblemSet(StrEnum):
     """Drawn alike, from seeds of their own."""
     HELD_OUT = "held-out"
     """With the device types and the model family that no other problem has."""
+    TUNING = "tuning"
+    """Parts of the clusters of recorded runs, of their model: ``variants`` draws them, no seed alone does."""
+    TUNING_VALIDATION = "tuning-validation"
+    """Drawn alike; never tuned on."""
 
 
 class Space(Document, frozen=True, kw_only=True):
-    """How large problems are."""
+    """How large problems are: the fewest and the most of each."""
 
     devices: tuple[int, int] = (2, 1024)
+    """Of the cluster."""
     parameters: tuple[float, float] = (0.1e9, 100e9)
+    """Of the model, by number."""
 
 
 class Run(NamedTuple):
@@ -58,7 +65,7 @@ class Labels(Document, frozen=True, kw_only=True):
     problems: ProblemSet
     seed: int
     space: Space = Space()
-    """That the problem was drawn from: ``draw.drawn(problems, seed, space)`` is the problem."""
+    """That the problem was drawn from: ``draw.drawn(problems, seed, space)`` is it, but for tuning."""
     sequences: tuple[TemplateSequence, ...]
     """Best first; empty where none of the best plans can be said by templates."""
     relative: tuple[float, ...]
@@ -85,6 +92,14 @@ def load(folder: Path, problems: ProblemSet = ProblemSet.TRAINING) -> Iterator[L
             if each.problems is problems:
                 found.setdefault(each.seed, each)
     return iter(found[seed] for seed in sorted(found))
+
+
+def digest_of(folder: Path) -> str:
+    """``sha256:`` and the hash of all labels of a folder as they stand there; UsageError without any."""
+    paths = sorted(folder.glob("*.jsonl"))
+    if not paths:
+        raise UsageError(f"{folder} holds no labels (*.jsonl); give a folder that has some")
+    return "sha256:" + sha256(b"".join(path.read_bytes() for path in paths)).hexdigest()
 
 
 def read(path: Path) -> Iterator[Labels]:

@@ -18,7 +18,7 @@ from .evaluation import Evaluation, evaluated
 from .examples import Examples, Kind, examples_of, joined
 from .imitation import learn_to_imitate
 from .improve import improve
-from .labels import ProblemSet, load
+from .labels import ProblemSet, digest_of, load
 from .learner import one_thread
 from .problem import Problem, Problems
 from .recipe import Recipe
@@ -56,9 +56,10 @@ def train(
     """Everything in ``folder``; a run that was killed there goes on, and ends with the same weights.
 
     ``labels``: a folder of labels of these problems, instead of making them. UsageError where the folder
-    holds another recipe's run or there are too few labels.
+    holds a run of another recipe or other labels, or there are too few labels.
     """
-    context = Context.at(recipe, folder, on_progress)
+    inputs = "" if labels is None else f"labels {digest_of(labels)}\n"
+    context = Context.at(recipe, folder, on_progress, inputs=inputs)
     training = labelled(context, ProblemSet.TRAINING, recipe.problems, labels)
     validation = labelled(context, ProblemSet.VALIDATION, recipe.validation, labels)
     trained_on = f"{len(training)} random problems, recipe {recipe.name}, seed {recipe.seed}"
