@@ -25,6 +25,7 @@ from planner.search.judge import Judge
 from planner.search.min_max import Stages, min_max_cuts
 from planner.search.moves import lines_of, neighbours
 from planner.search.pack import pack
+from planner.search.propose import _fastest
 from planner.search.refine import option_moves
 from planner.search.supply import Supply, use_of
 
@@ -289,6 +290,14 @@ def test_a_plan_is_there_before_the_last_batch():
     Broad(judge, Supply.of(request), ScheduleKind.ONE_F_ONE_B, (Watched(),)).start()
     assert priced_before[0] == 0
     assert priced_before[1] > 0
+
+
+def test_ways_of_very_large_tensor_parallel_groups_are_told_apart():
+    """Two of each TP degree come first, for every pair of copies and micro-batch by itself."""
+    pair, tp = np.array([0, 0, 0, 0, 1, 1, 1, 1, 1]), np.array([1, 513, 513, 513, 1, 2, 2, 2, 1])
+    speed = np.array([0.0, 9.0, 8.0, 7.0, 0.0, 3.0, 2.5, 2.0, 1.0])
+    found = _fastest(pair, tp, speed, speed == 0, 4)
+    assert found.tolist() == [0, 1, 2, 3, 4, 5, 6, 8]
 
 
 # --- packing

@@ -120,7 +120,7 @@ class Completion:
     def _measured(self, templates: Templates) -> tuple[Templates, Ints]:
         """Those whose shares were measured, and the row of each stage."""
         t = templates
-        row = self.rows.of(t.pool, t.tp, _shares(t), t.width, t.tile)
+        row = self.rows.of(t.pool, t.tp, largest_shares(t), t.width, t.tile)
         good = ((row >= 0) == (t.width > 0)).all(axis=1)
         return t.take(good), row[good]
 
@@ -220,7 +220,7 @@ class Completion:
     def _messages(self, t: Templates, bounds: Ints, by_stage: bool) -> Messages:
         """What crosses the boundaries, as ``planner.cost.actors`` counts it."""
         a, b = slice(None, -1), slice(1, None)
-        share, there = _shares(t), t.width[:, b] > 0
+        share, there = largest_shares(t), t.width[:, b] > 0
         outputs = self.request.tables.output_bytes
         size = self.request.tables.at(outputs, np.maximum(bounds[:, 1:-1] - 1, 0))
         size = np.where(there, size * np.maximum(share[:, a], share[:, b]), 0.0)
@@ -315,7 +315,7 @@ class Completion:
         return np.where(t.width > 0, each * size / t.tp, 0.0)
 
 
-def _shares(t: Templates) -> Ints:
+def largest_shares(t: Templates) -> Ints:
     """``[K, S]``: samples of the replica of each stage that takes most."""
     return np.asarray(-(-t.micro_batch[:, None] // np.maximum(t.width, 1)), np.int64)
 

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from .batch import Templates
 from .columns import Completion
 from .score import values_of
+from .shapes import LADDER
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -114,7 +115,7 @@ def _sizes(completion: Completion, copies: int) -> list[int]:
     """Micro-batches: powers of two and three times those, within what the copies can take."""
     request = completion.request
     most = min(request.global_batch // copies, request.most_micro_batch)
-    return [n for n in sorted({k << i for k in (1, 3) for i in range(12)}) if n <= most]
+    return [n for n in LADDER.tolist() if n <= most]
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,9 +149,8 @@ class _Runs:
         copies, size = (np.array([p[i] for p in pairs], np.int64)[pair] for i in (0, 1))
         share = -(-size // np.maximum(width, 1))
         row = completion.rows.of(np.full_like(tp, pool), tp, share, width, tile)
-        whole, room = _whole(completion, row)
-        speed = np.where(row >= 0, depth / whole, 0.0)
-        room = np.where(row >= 0, depth * room, 0.0)
+        speed = np.where(row >= 0, depth / completion.rows.whole_s(row), 0.0)
+        room = np.where(row >= 0, depth * completion.rows.whole_fits(row), 0.0)
         kept = _fastest(pair, tp, np.where(room > 0, speed, 0.0), depth == 0, most)
         price = np.asarray(completion.supply.pools[pool].price_per_hour * tp * width * depth, float)
         sync = _sync(completion, pool, copies, tp, width, depth, speed)
@@ -170,7 +170,8 @@ class _Runs:
 def _fastest(pair: Ints, tp: Ints, speed: Floats, none: Bools, most: int) -> Ints:
     """Of each pair the way that uses nothing, then up to ``most - 1`` others: two of each TP degree first."""
     by_degree = np.lexsort((-speed, tp, pair))
-    place = _place_in_group(pair[by_degree] * 512 + tp[by_degree])
+    group = pair * (tp.max(initial=0) + 1) + tp
+    place = _place_in_group(group[by_degree])
     second = np.empty_like(place)
     second[by_degree] = place
     order = np.lexsort((-speed, second >= 2, ~none, pair))
@@ -199,7 +200,8 @@ def _ranked(completion: Completion, runs: Sequence[_Runs], copies: int, size: in
     with np.errstate(divide="ignore", invalid="ignore"):
         seconds = (work + _outer(np.maximum, [r.sync for r in runs])) / speed + hops
     seconds = np.where(good, seconds, np.inf)
-    hourly = copies * _outer(np.add, [r.price for r in runs]) if completion.request.counts_money else seconds
+    free = np.zeros_like(seconds)  # unless money counts no price is looked at
+    hourly = copies * _outer(np.add, [r.price for r in runs]) if completion.request.counts_money else free
     flat = values_of(seconds.ravel(), hourly.ravel(), completion.request)
     best = np.argpartition(flat, min(KEPT_EACH, len(flat) - 1))[:KEPT_EACH]
     best = best[np.isfinite(flat[best])]
@@ -236,9 +238,8 @@ def _hops(
     boundary = request.tables.output_bytes[len(request.model.blocks) // 2]
     each = np.maximum(1, tp * width * depth)
     seats = np.minimum(np.maximum(1, node // tp), width * np.minimum(np.maximum(1, node // each), copies))
-    inside = each <= node
     at = np.full_like(tp, pool)
-    fixed, per_byte = completion.network.lines(at, at, np.zeros_like(inside), seats * tp)
+    fixed, per_byte = completion.network.lines(at, at, np.zeros(tp.shape, bool), seats * tp)
     return np.where(depth > 0, fixed + per_byte * boundary * share / tp, 0.0)
 
 
@@ -271,14 +272,6 @@ def _tiles(experts: int, node_size: int, devices: int) -> list[int]:
         return [1]
     wanted = (1, 2, node_size, 2 * node_size, 4 * node_size, devices)
     return [t for t in dict.fromkeys(wanted) if t <= min(devices, 4 * experts) and devices % t == 0]
-
-
-def _whole(completion: Completion, row: Ints) -> tuple[Floats, Floats]:
-    """Seconds of the whole model on each row, and the part of it that one stage there holds at the most."""
-    forward, backward = completion.rows.seconds
-    at = np.maximum(row, 0)
-    whole = forward[at, -1] + backward[at, -1]
-    return whole, completion.rows.whole_fits(row)
 
 
 def _templates(rows: Ints, order: Sequence[int]) -> Templates:

@@ -98,6 +98,12 @@ class Rows:
             self._stacked = np.stack(self._forward), np.stack(self._backward)
         return self._stacked
 
+    def whole_s(self, row: Ints) -> Floats:
+        """Seconds of one micro-batch of the whole model on each row; of any row for row -1."""
+        forward, backward = self.seconds
+        at = np.maximum(row, 0)
+        return np.asarray(forward[at, -1] + backward[at, -1])
+
     def whole_fits(self, row: Ints) -> Floats:
         """Parts of the whole model that one stage of each row holds, if all blocks were alike; 0 for row -1.
 

@@ -139,17 +139,19 @@ def _most_copies(completion: Completion, shapes: Shapes) -> Ints:
 
 
 def _merges(request: Request, most: Ints) -> list[Ints]:
-    """How many copies become one of wider stages: one; all, half, a quarter where width is worth anything."""
-    one = np.ones_like(most)
+    """How many copies become one of wider stages: one; all, half and so on where width is worth anything."""
     if not _has_experts(request) and not request.max_zero:
-        return [one]
-    return [np.maximum(1, most >> i) for i in range(int(most.max(initial=1)).bit_length())]
+        return [np.ones_like(most)]
+    return _halves(most)
 
 
 def _copies(request: Request, most: Ints) -> list[Ints]:
-    """The most there are; where money counts also fractions of them."""
-    if not request.counts_money:
-        return [most]
+    """The most there are; where money counts also half of them, a quarter and so on."""
+    return _halves(most) if request.counts_money else [most]
+
+
+def _halves(most: Ints) -> list[Ints]:
+    """All, half, a quarter and so on down to one."""
     return [np.maximum(1, most >> i) for i in range(int(most.max(initial=1)).bit_length())]
 
 

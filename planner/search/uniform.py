@@ -6,8 +6,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .batch import Templates
-from .columns import Completion
-from .shapes import Shapes, expanded
+from .columns import Completion, largest_shares
+from .shapes import Shapes, StageShape, expanded
 
 MOST_TEMPLATES = 120
 """Templates of the one batch: completed in some 10 ms of one core."""
@@ -29,17 +29,14 @@ class Uniform:
 def _seconds_of_sand(completion: Completion, templates: Templates) -> NDArray[np.float64]:
     """``[K]``: seconds of the pipeline if blocks were sand and nothing else took time."""
     t, count = templates, completion.counts(templates)
-    share = -(-t.micro_batch[:, None] // np.maximum(t.width, 1))
-    row = completion.rows.of(t.pool, t.tp, share, t.width, t.tile)
-    forward, backward = completion.rows.seconds
-    whole = (forward + backward)[np.maximum(row, 0), -1]
-    speed = np.where(row >= 0, 1 / whole, 0.0).sum(axis=1)
+    row = completion.rows.of(t.pool, t.tp, largest_shares(t), t.width, t.tile)
+    speed = np.where(row >= 0, 1 / completion.rows.whole_s(row), 0.0).sum(axis=1)
     with np.errstate(divide="ignore"):
         found: NDArray[np.float64] = (count - 1 + t.depth) / speed
     return found
 
 
-def _shapes(completion: Completion) -> Iterator[tuple[tuple[int, int, int], ...]]:
+def _shapes(completion: Completion) -> Iterator[tuple[StageShape, ...]]:
     """Each pool alone, at each depth; and all pools in a line, for each number of copies."""
     supply, length = completion.supply, completion.rows.num_blocks
     for tp in supply.degrees:
