@@ -6,9 +6,10 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from arachne_runtime.errors import NoFeasiblePlanError, NotMeasuredError
+from planner import find_plan
 from planner.peers import Strategy
 from planner.request import Request
-from planner.search import Found, Source, Step, find_plan
+from planner.search import Found, Source, Step
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,15 +11,15 @@ if TYPE_CHECKING:
     from .request import Request as Request
     from .search import Found as Found
     from .search import Progress as Progress
-    from .search import find_plan as find_plan
     from .search import signed as signed
+    from .sources import find_plan as find_plan
 
 _HOMES = {
     "Found": "search",
     "Objective": "request",
     "Progress": "search",
     "Request": "request",
-    "find_plan": "search",
+    "find_plan": "sources",
     "signed": "search",
 }
 

@@ -19,6 +19,7 @@ OFFENCES = (
     ("planner/search/find.py", "from ..training import labels"),
     ("planner/exhaustive/pools.py", "from ..search import pack"),
     ("planner/search/judge.py", "from ..explain import what_binds"),
+    ("planner/search/sources.py", "from ..policy import Learned"),
 )
 """A module, and a line in it that breaks one contract of pyproject.toml: one for each, in their order."""
 

@@ -7,8 +7,9 @@ from msgspec.structs import replace as changed
 
 from arachne_runtime.errors import PolicyMissingError
 from arachne_runtime.plan.plan import MadeBy, Pipeline, Plan, Replica, ScheduleKind, Stage
+from planner import find_plan, sources
 from planner.policy import Policy
-from planner.search import Running, Uniform, find_plan, signed, sources
+from planner.search import Running, Uniform, signed
 from planner.search.batch import Templates
 from planner.search.moves import lines_of
 from planner.search.running import lines_on
@@ -38,7 +39,7 @@ def with_weights(monkeypatch):
 
 def test_without_weights_it_plans_and_says_so(without_weights):
     request = request_of(*MIXED)
-    asked, notes = sources.usual_sources(request, learned=True)
+    asked, notes = sources.with_policy(request)
     assert [source.name for source in asked] == ["uniform", "enumeration"]
     found = find_plan(request, evaluations=3, peers=(), learned=True)
     assert found.notes == notes == ("planned without the learned policy: no weights",)
@@ -46,7 +47,7 @@ def test_without_weights_it_plans_and_says_so(without_weights):
 
 def test_the_policy_is_asked_and_enumeration_beside_it(with_weights):
     request = request_of(*MIXED)
-    asked, notes = sources.usual_sources(request, learned=True)
+    asked, notes = sources.with_policy(request)
     assert [source.name for source in asked] == ["uniform", "policy", "enumeration"]
     assert notes == ()
     plans = [find_plan(request, seed=3, evaluations=8, peers=(), learned=True).plan for _ in range(2)]
@@ -55,7 +56,7 @@ def test_the_policy_is_asked_and_enumeration_beside_it(with_weights):
 
 def test_the_policy_is_asked_only_where_it_is_wanted(without_weights):
     request = request_of(*MIXED)
-    assert [source.name for source in sources.usual_sources(request)[0]] == ["uniform", "enumeration"]
+    assert [source.name for source in sources.usual_sources(request)] == ["uniform", "enumeration"]
     assert find_plan(request, evaluations=3, peers=()).notes == ()
 
 

@@ -2,7 +2,8 @@
 
 ``find`` puts it together, ``judge`` is the only place that prices, ``score`` says what is better, ``found``
 is the answer. What a cluster offers: ``supply``.
-Propose: ``sources`` (who is asked: ``running``, ``uniform``, the policy, the enumeration in ``propose``),
+Propose: ``sources`` (who is asked: ``running``, ``uniform``, the enumeration in ``propose``; the policy
+stands above, in ``planner.sources``),
 ``batch`` (templates as arrays), ``shapes`` (templates without numbers, and how they get them), ``moves``.
 Complete: ``columns`` with ``min_max`` (cuts), ``closed_form``, ``rows`` and ``held`` (seconds and
 memory of every run of blocks), ``network``; several runs in each stage: ``interleave``. Pack: ``pack``.

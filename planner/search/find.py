@@ -75,7 +75,7 @@ def find_plan(
     on_progress: Callable[[Progress], None] | None = None,
     peers: Sequence[Strategy] = PEERS,
     sources: Sequence[Source] | None = None,
-    learned: bool = False,
+    notes: tuple[str, ...] = (),
     clock: Callable[[], Seconds] = time.monotonic,
     steps: Collection[Step] = tuple(Step),
 ) -> Found:
@@ -83,11 +83,10 @@ def find_plan(
 
     With ``evaluations`` the number of plans that are priced for each schedule is limited instead of the time:
     the same inputs give the same plan everywhere, and more schedules never a slower one. ``sources``: by
-    default those of ``planner.search.sources``, with the policy where ``learned``. ``clock``: what the time
-    budget is counted in. Raises NoFeasiblePlanError, saying what binds, and NotMeasuredError.
+    default those of ``planner.search.sources``; ``notes``: what ``Found.notes`` says of them. ``clock``: what
+    the time budget is counted in. Raises NoFeasiblePlanError, saying what binds, and NotMeasuredError.
     """
-    usual, notes = ((), ()) if sources is not None else usual_sources(request, learned=learned)
-    asked = usual if sources is None else sources
+    asked = usual_sources(request) if sources is None else sources
     kinds = tuple(kind for kind in ORDER if kind in request.schedules)
     judge = Judge(request, None if evaluations else time_budget_s, evaluations, on_progress, clock)
     search = _Search(request, judge, kinds[:1] if evaluations else kinds, seed, peers, asked, steps)
