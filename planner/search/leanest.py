@@ -1,7 +1,7 @@
 """The pipeline that lacks least memory: what no plan can do without, and which stage lacks it."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import groupby, pairwise
 from math import gcd
@@ -56,7 +56,7 @@ class Leanest:
 
     def __init__(self, request: Request) -> None:
         self.request = request
-        self._by_place: dict[tuple[str, int, int], _Lines] = {}
+        self._by_place: dict[tuple[str, int, int], tuple[StageMemory, Amount]] = {}
         self._known: dict[tuple[str, int, int, int], Table] = {}
         self._fitting: dict[tuple[str, int, int, Bytes, int], NDArray[np.bool_]] = {}
 
@@ -152,7 +152,9 @@ class Leanest:
         key = place.device, place.tp, place.width, held
         if key not in self._known:
             table = self._known[key] = np.full((self._num_bounds, self._num_bounds), np.inf)
-            table[self._runs] = self._lines(place).at(held)
+            none, each = self._memory(place)
+            both = replace(none, activations=none.activations + held * each).totals
+            table[self._runs] = both.min(axis=0)  # the leaner way
         return self._known[key]
 
     @cached_property
@@ -165,14 +167,17 @@ class Leanest:
         starts, stops = np.triu_indices(self._num_bounds, 1)
         return starts, stops
 
-    def _lines(self, place: Place) -> "_Lines":
+    def _memory(self, place: Place) -> tuple[StageMemory, Amount]:
         key = place.device, place.tp, place.width
         if key not in self._by_place:
-            self._by_place[key] = self._run_bytes(place)
+            self._by_place[key] = self._run_memory(place)
         return self._by_place[key]
 
-    def _run_bytes(self, place: Place) -> "_Lines":
-        """Of every run of blocks, without and with recomputation, as lines over the micro-batches held."""
+    def _run_memory(self, place: Place) -> tuple[StageMemory, Amount]:
+        """Of every run of blocks with nothing in flight, and what each micro-batch in flight adds.
+
+        ``[2, runs]``: without and with recomputation. Only activations are added.
+        """
         measured = self.request.tables.samples_range(place.device, place.tp)
         starts, stops = self._runs
         none, one = (
@@ -191,35 +196,7 @@ class Leanest:
             )
             for held in (0, 1)
         )
-        return _Lines.through(none, one)
-
-
-@dataclass(frozen=True, slots=True)
-class _Lines:
-    """Peaks of many stages by micro-batches in flight: each adds the same bytes to the same phase."""
-
-    states: Amount
-    working: Amount
-    each: Amount
-    """Of a micro-batch in flight."""
-    stepping: Amount
-    """In the optimizer's step, when no micro-batch is in flight."""
-
-    @classmethod
-    def through(cls, none: StageMemory, one: StageMemory) -> "_Lines":
-        """From what is held with no micro-batch in flight and with one."""
-        return cls(
-            none.weights + none.gradients + none.optimizer,
-            none.activations + none.buffers + none.backward + none.adoption,
-            one.activations - none.activations,
-            none.optimizer_temporaries,
-        )
-
-    def at(self, held: int) -> NDArray[np.float64]:
-        """Bytes of each stage, in the leaner way."""
-        peaks = self.states + np.maximum(self.working + held * self.each, self.stepping)
-        lean: NDArray[np.float64] = np.floor(np.asarray(peaks).min(axis=0)) + 1
-        return lean
+        return none, one.activations - none.activations
 
 
 def _stages(groups: Sequence[Place], width: int) -> Iterator[Place]:
