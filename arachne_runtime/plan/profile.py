@@ -196,8 +196,7 @@ class Profile(Document, frozen=True, kw_only=True, dict=True):
                 measured_to = max(measured_to, *measured)
                 beyond |= {r.source for r in rows} - {Source.MEASURED}
             else:
-                worst = Source.ANALYTIC if any(r.source is Source.ANALYTIC for r in rows) else rows[0].source
-                guessed.setdefault((kind, worst), set()).add(tp)
+                guessed.setdefault((kind, _worst(r.source for r in rows)), set()).add(tp)
         if degrees and guessed == {(kind, Source.ANALYTIC): tps for kind, tps in degrees.items()}:
             return f"seconds on {device}: {Source.ANALYTIC}"
         said = [
@@ -205,9 +204,13 @@ class Profile(Document, frozen=True, kw_only=True, dict=True):
             for (kind, source), tps in guessed.items()
         ]
         if beyond:
-            worst = max(beyond, key=list(Source).index)
-            said.append(f"outside the measured samples (up to {measured_to}) {worst}")
+            said.append(f"outside the measured samples (up to {measured_to}) {_worst(beyond)}")
         return f"seconds on {device}: {'; '.join(said)}" if said else ""
+
+
+def _worst(sources: Iterable[Source]) -> Source:
+    """The one furthest from a measurement."""
+    return max(sources, key=list(Source).index)
 
 
 def _listed(numbers: Iterable[int]) -> str:
@@ -223,5 +226,5 @@ def _between(low: BlockTiming, high: BlockTiming, samples: int) -> Cost:
     kept: Bytes | None = None
     if low.activation_bytes is not None and high.activation_bytes is not None:
         kept = round(mix(low.activation_bytes, high.activation_bytes))
-    source = Source.ANALYTIC if Source.ANALYTIC in (low.source, high.source) else Source.INTERPOLATED
+    source = _worst((low.source, high.source, Source.INTERPOLATED))
     return Cost(mix(low.forward_s, high.forward_s), mix(low.backward_s, high.backward_s), kept, source)

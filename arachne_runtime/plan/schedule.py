@@ -78,19 +78,19 @@ def row_actions(
 
     Only an interleaved schedule has fewer rows than stages. UsageError where it does not fit.
     """
-    kind = ScheduleKind(kind)  # a spelled one has the same place in the memory of this function
-    if num_rows == num_stages and kind is ScheduleKind.INTERLEAVED:
+    # compared by ``==``, as the memory of this function compares: a spelled kind is the named one
+    if num_rows == num_stages and kind == ScheduleKind.INTERLEAVED:
         kind = ScheduleKind.ONE_F_ONE_B
-    if kind is ScheduleKind.INTERLEAVED:
+    if kind == ScheduleKind.INTERLEAVED:
         if num_stages % num_rows:
             raise UsageError(f"{num_rows} rows cannot hold {num_stages} stages, the same number each")
         return tuple(_interleaved(row, num_rows, num_stages // num_rows, num_micro_batches))
     if num_rows != num_stages:
         raise UsageError(f"schedule {kind} has a row for each stage: {num_stages}, not {num_rows}")
-    if kind is ScheduleKind.ZERO_BUBBLE:
+    if kind == ScheduleKind.ZERO_BUBBLE:
         return tuple(_zero_bubble(row, num_stages, num_micro_batches))
     ahead = num_micro_batches
-    if kind is ScheduleKind.ONE_F_ONE_B:
+    if kind == ScheduleKind.ONE_F_ONE_B:
         ahead = min(num_stages - row, num_micro_batches)
     return tuple(_one_forward_one_backward(row, ahead, num_micro_batches))
 

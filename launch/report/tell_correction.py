@@ -9,8 +9,6 @@ from arachne_runtime.plan.document import Document
 from arachne_runtime.units import format_seconds
 from planner.feedback import Correction, Factor, LinkFactor, Part, Priced, PriceError, StepFactor
 
-PARTS = (Part.FORWARD, Part.BACKWARD, Part.UPDATE)
-
 
 class CorrectionAnswer(Document, frozen=True, kw_only=True):
     """All of it as JSON."""
@@ -62,11 +60,11 @@ def _priced(price: Priced | None) -> str:
 
 def _factors(factors: Sequence[Factor]) -> Table:
     shown = Table(title="times the profile's seconds, with 95 % intervals", title_justify="left")
-    for column in ("device", "block kind", *(str(part) for part in PARTS)):
+    for column in ("device", "block kind", *Part):
         shown.add_column(column)
     found = {(f.device, f.kind, f.tp, f.part): f for f in factors}
     for device, kind, tp in dict.fromkeys((f.device, f.kind, f.tp) for f in factors):
-        cells = (_factor(found.get((device, kind, tp, part))) for part in PARTS)
+        cells = (_factor(found.get((device, kind, tp, part))) for part in Part)
         shown.add_row(device if tp == 1 else f"{device} TP {tp}", kind, *cells)
     return shown
 

@@ -179,7 +179,7 @@ def what_actors_depend_on(
         for stage, seated in zip(pipeline.stages, seats, strict=True)
     )
     nodes = tuple(
-        [(tables.fleet.likeness(n), crowd.forward.get(n, 1), crowd.backward.get(n, 1)) for n in numbers]
+        [(tables.fleet.kind_of(n), crowd.forward.get(n, 1), crowd.backward.get(n, 1)) for n in numbers]
     )
     return stages, nodes
 

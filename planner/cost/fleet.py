@@ -78,9 +78,9 @@ class Fleet:
             self._links[key] = self._links[key[::-1]] = found
         return found
 
-    def likeness(self, name: str) -> tuple[str, int, int]:
+    def kind_of(self, name: str) -> tuple[int, int]:
         """Equal for nodes of one device type with equal links, inside and to all others."""
-        return self.nodes[name].device.name, self._kinds[name], id(self.link(name, name))
+        return self._kinds[name], id(self.link(name, name))
 
     def links_among(self, names: tuple[str, ...], crowded: bool) -> tuple[Link, ...]:
         """Every different link between these nodes, and inside them where they are few or ``crowded``."""
@@ -119,7 +119,7 @@ class Fleet:
 
 
 def _kinds(cluster: Cluster, nodes: dict[str, NodeFacts]) -> dict[str, int]:
-    """A number for each node such that nodes with equal numbers have equal links to all others."""
+    """A number for each node; those with equal ones have one device type, and equal links to all others."""
     named = {place for pair in cluster.network.pair for place in pair.between}
     numbers: dict[tuple[object, ...], int] = {}
     found = {}

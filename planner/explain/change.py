@@ -3,12 +3,11 @@
 from arachne_runtime.errors import NotMeasuredError
 from arachne_runtime.plan.document import Document
 from arachne_runtime.plan.plan import Plan
-from arachne_runtime.units import Seconds, format_seconds, significant
+from arachne_runtime.units import HOUR_S, Seconds, format_seconds, significant
 
 from ..cost import Infeasible, price
 from ..request import Request
 from ..search import Found
-from ..search.migrate import still_there
 
 
 class PlanChange(Document, frozen=True, kw_only=True):
@@ -55,9 +54,9 @@ def change_of(found: Found, request: Request) -> PlanChange | None:
 
 def _goes_on(running: Plan, request: Request) -> tuple[Seconds | None, str]:
     """Seconds of its iteration on this cluster, or why there is none."""
-    if not still_there(running, request):
-        there = set(request.cluster.devices)
-        gone = [device for device in running.devices if device not in there]
+    there = set(request.cluster.devices)
+    gone = [device for device in running.devices if device not in there]
+    if gone:
         more = f" and {len(gone) - 1} more" if len(gone) > 1 else ""
         return None, f"{gone[0]}{more} {'are' if more else 'is'} not in the cluster"
     try:
@@ -69,7 +68,7 @@ def _goes_on(running: Plan, request: Request) -> tuple[Seconds | None, str]:
 
 def _duration(seconds: Seconds) -> str:
     """``2.5 h``, ``4 min``, else as seconds."""
-    for unit, scale in (("h", 3600.0), ("min", 60.0)):
+    for unit, scale in (("h", HOUR_S), ("min", 60.0)):
         if seconds >= scale:
             return f"{significant(seconds / scale)} {unit}"
     return format_seconds(seconds)

@@ -17,6 +17,13 @@ from .columns import Columns, Completion
 from .place import PipelineSeats, StageSeats, place
 from .template import Template
 
+FAIR_PART = 8
+"""Beside a larger odd micro-batch the others' count is tried up to an eighth and one above the even count; a
+guess."""
+
+MOST_TIMES = 2
+"""The larger odd micro-batch is tried up to so many times the others', and one sample more; a guess."""
+
 
 @dataclass(frozen=True, slots=True)
 class Part:
@@ -72,16 +79,16 @@ def even_takes(copies: int, size: int, samples: int, least: int) -> Takes | None
     """
     count, rest = divmod(samples, size)
     if rest == 0:
-        return _alike(copies, count, size) if count >= copies else None
+        return _evenly(copies, count, size) if count >= copies else None
     found = max(_smaller(copies, size, count, rest, least), default=None)
     if found is not None:
         _, _, full, odd = found
-        return (*_alike(copies - 1, count - full, size), odd)
+        return (*_evenly(copies - 1, count - full, size), odd)
     larger = min(_larger(copies, size, samples, least), default=None)
-    return (*_alike(copies - 1, larger[1], size), larger[2]) if larger else None
+    return (*_evenly(copies - 1, larger[1], size), larger[2]) if larger else None
 
 
-def _alike(copies: int, count: int, size: int) -> Takes:
+def _evenly(copies: int, count: int, size: int) -> Takes:
     return tuple((n, size) for n in largest_remainder(count, [1] * copies)) if copies else ()
 
 
@@ -102,10 +109,10 @@ def _larger(copies: int, size: int, samples: int, least: int) -> Iterator[tuple[
     """(Samples of the widest stage where they take longest, the others' count, what the odd one takes)."""
     others = copies - 1
     fair = max(1, samples // (copies * size))
-    choices = [0] if others == 0 else range(others * fair, others * (fair + 1 + fair // 8) + 1)
+    choices = [0] if others == 0 else range(others * fair, others * (fair + 1 + fair // FAIR_PART) + 1)
     for count in choices:
         rest = samples - count * size
-        for odd in range(size + 1, min(2 * size + 1, rest) + 1):
+        for odd in range(size + 1, min(MOST_TIMES * size + 1, rest) + 1):
             if rest % odd == 0:
                 longest = -(-count // others) * -(-size // least) if others else 0
                 yield max(longest, rest // odd * -(-odd // least)), count, (rest // odd, odd)

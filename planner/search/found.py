@@ -52,7 +52,7 @@ class Found:
     idle: tuple[str, ...] = ()
     """Devices that the plan leaves out, since it was faster or cheaper than all that were tried with them."""
     ideal_s: Seconds = 0.0
-    """All compute in proportion to speed, nothing else taking time (``planner.explain.Ideal``)."""
+    """All compute in proportion to speed, nothing else taking time (``planner.cost.Ideal``)."""
     is_running: bool = False
     """Whether it is the plan that was running: no change pays."""
     notes: tuple[str, ...] = ()

@@ -65,7 +65,10 @@ def _moved(shapes: Shapes, completion: Completion) -> Iterator[tuple[StageShape,
 
 
 def lines_on(plan: Plan, supply: Supply) -> list[Line]:
-    """Each unlike pipeline of a plan, those that use most devices first; none whose pools are all gone."""
+    """Each unlike pipeline of a plan, as often as it is there, those that use most devices first.
+
+    Left out is a pipeline of which the pool of any stage is not known.
+    """
     pools = _pools_of_nodes(plan, supply)
     found: Counter[Line] = Counter()
     for pipeline in plan.pipelines:
@@ -89,7 +92,7 @@ def _pools_of_nodes(plan: Plan, supply: Supply) -> dict[str, int]:
 
 
 def _stage(stage: Stage, pools: dict[str, int]) -> StagePlan | None:
-    """As a template has it: all replicas as most of them are; None where no node is known."""
+    """As a template has it: all replicas as most of them are; None where no pool is known."""
     kinds = Counter(
         (pools[node], len(replica.devices))
         for replica in stage.replicas
