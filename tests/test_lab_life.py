@@ -28,7 +28,7 @@ def start(*words: str, **options) -> subprocess.Popen[str]:
 
 
 def test_the_command_runs_once_in_the_lab_and_its_exit_code_is_the_labs(tmp_path):
-    words = [sys.executable, "-c", f"import os; print(os.environ['{LAB_VARIABLE}']); os._exit(6)"]
+    words = [sys.executable, "-c", f"import os; print(os.environ['{LAB_VARIABLE}'], flush=True); os._exit(6)"]
     process = start(str(write_lab(tmp_path)), "--", *words)
     out, err = process.communicate(timeout=30)
     assert process.returncode == 6
