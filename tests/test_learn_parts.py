@@ -25,9 +25,11 @@ from planner.training.buffer import Buffer, Kept, sequence_of
 from planner.training.curves import Curves, draw_curves
 from planner.training.examples import Examples, Kind, batches, examples_of
 from planner.training.explore import Exploring
-from planner.training.group_relative import apart
+from planner.training.group_relative import apart, group_of
 from planner.training.labels import Run
 from planner.training.learner import Learner
+from planner.training.problem import Problem
+from planner.training.recipe import Exploration
 from planner.training.record import Recorder
 from planner.training.reward import reward
 
@@ -154,6 +156,16 @@ def test_unlike_templates_share_the_batch_so_that_both_end_at_once(two_pools):
     first, second, together = reward(completion, both)
     assert max(first, second) < together < (first + second) * 1.01
     assert together > 0.85 * (first + second)
+
+
+def test_a_rollout_that_is_slow_fits_nevertheless(two_pools, monkeypatch):
+    _, completion = two_pools
+    throughput = np.array([0.0, 1.0, 40.0, 100.0])
+    monkeypatch.setattr("planner.training.group_relative.reward", lambda *_: throughput)
+    problem = Problem(completion.request, 0, (alone(0),), (1.0,), 1.0)
+    learner, generator = Learner(Policy.new(0).parameters, 1e-3), np.random.default_rng(0)
+    group = group_of(learner, problem, Buffer(), Exploration(rollouts=4), 0.5, generator)
+    assert group.fits == 0.75
 
 
 def test_equal_rollouts_have_equal_rewards_wherever_they_stand(two_pools):

@@ -33,7 +33,6 @@ CLIP = 0.2
 class Group:
     """Rollouts of one problem as examples, whose choice has weight 1."""
 
-    problem: Problem
     parts: dict[Kind, Examples]
     advantage: dict[Kind, Tensor]
     """``[N]``: 0 where the choice was not the policy's own."""
@@ -43,6 +42,9 @@ class Group:
     """The best sequences known of each depth."""
     num: int
     rewards: Floats
+    """``[num]``"""
+    fits: float
+    """Part of the rollouts that fit."""
 
 
 def update(
@@ -67,12 +69,10 @@ def update(
         gradients = [learner.gradient(loss_of(learner, group, how)) for group in groups]
         learner.step(apart(gradients))
     every = np.concatenate([group.rewards for group in groups])
-    best = [float(np.exp(group.rewards.max())) for group in groups]
     return {
         "mean_reward": float(every.mean()),
-        "fits": float(np.mean(every > -1)),
+        "fits": float(np.mean([group.fits for group in groups])),
         "forced_depth": forced,
-        "best": float(np.mean(best)),
     }
 
 
@@ -98,13 +98,13 @@ def group_of(
         before = {kind: _chance(learner, kind, rows) for kind, rows in parts.items()}
     sequences, weights = _sayable(problem, *buffer.best(problem.seed))
     return Group(
-        problem,
         parts,
         values,
         before,
         joined(examples_of(problem.site, sequences, weights)),
         rollouts.num,
         rewards,
+        fits=float((throughput > 0).mean()),
     )
 
 
