@@ -24,12 +24,13 @@ from planner.exhaustive.random_problems import Limits, random_request
 from planner.search.supply import Pool, Supply
 from planner.training import clusters
 from planner.training.behaviour import MOST_EXTRA_S
-from planner.training.draw import Drawn, draw, drawn, held_out, labelled, validation
+from planner.training.draw import Drawn, draw, drawn, held_out, validation
 from planner.training.every import every_shape
 from planner.training.labelling import NEAR, Effort, label
 from planner.training.labels import Labels, ProblemSet, Run, Space, line_of, load, read
 from planner.training.models import HELD_OUT_FAMILY, num_parameters
-from planner.training.sequences import Form, runs_of, stages_of
+from planner.training.problem import Problem
+from planner.training.sequences import Form, copies_of, runs_of
 from planner.training.store import FILE, Labelled, produce
 
 SMALL = Space(devices=(2, 10), parameters=(0.1e9, 2e9))
@@ -183,14 +184,14 @@ def test_validation_problems_are_no_training_problems(many: list[Drawn]) -> None
 def test_labels_can_be_built_and_are_near_the_best(some: list[tuple[Drawn, Labels]]) -> None:
     for problem, found in some:
         form = Form(problem.request, problem.supply)
-        assert labelled(found).request.profile == problem.request.profile
+        assert Problem.of(found).request.profile == problem.request.profile
         assert 1 <= len(found.sequences) <= 8
         assert len(found.relative) == len(found.sequences)
         assert list(found.relative) == sorted(found.relative)
         assert 1 <= found.relative[0] <= found.relative[-1] <= NEAR
         assert len(set(found.sequences)) == len(found.sequences)
         for sequence in found.sequences:
-            copies = form.copies(sequence)
+            copies = copies_of(form.site, sequence)
             assert copies is not None
             assert len(copies) == len(sequence)
             _fits(problem, sequence, copies)
@@ -241,11 +242,9 @@ def test_labels_repeat(some: list[tuple[Drawn, Labels]]) -> None:
     assert label(draw(problem.seed, SMALL), QUICK) == found
 
 
-def test_runs_are_stages_and_back() -> None:
+def test_alike_neighbours_are_one_run() -> None:
     stages = ((0, 2, 1), (0, 2, 1), (1, 1, 4), (0, 2, 1))
-    runs = runs_of(stages)
-    assert runs == (Run(0, 2, 1, 2), Run(1, 1, 4, 1), Run(0, 2, 1, 1))
-    assert stages_of(runs) == stages
+    assert runs_of(stages) == (Run(0, 2, 1, 2), Run(1, 1, 4, 1), Run(0, 2, 1, 1))
 
 
 def test_every_template_of_two_alike_devices() -> None:

@@ -1,7 +1,8 @@
 """The learned policy: proposes shapes of pipelines for any devices and model; NumPy only.
 
-``site`` is a problem as the policy sees it, ``roll`` the loop in which templates arise (``point`` and
-``progress``: where it stands), with ``masks`` for what can be built, ``features`` and ``options`` for what is
+``site`` is a problem as the policy sees it, from figures of ``measured``; ``roll`` the loop in which
+templates arise (``point`` and ``progress``: where it stands), one ``decision`` after the other, with
+``masks`` and ``memory`` for what can be built, ``features`` and ``options`` for what is
 seen. ``network`` scores options, ``choosers`` and ``beam`` take them, ``policy`` reads and writes weights,
 ``sources`` propose to the search.
 """

@@ -30,6 +30,9 @@ SLOTS = (1, 2, 4, 8)
 LEAST, MOST = 2.0**-10, 2.0**10
 """Ratios are cut off here: an extreme site is seen as the farthest one known."""
 
+LEAST_MISSING = 0.02
+"""Part of the model that stages to come are taken to hold at the least: nearly all held is as good as all."""
+
 Column: TypeAlias = NDArray[np.generic] | float
 Ratio: TypeAlias = tuple[Column, float]
 """Values whose logarithm counts, and what it is divided by so that most lie within -1 and 1."""
@@ -171,7 +174,7 @@ def overall_features(site: Site, constants: Floats, now: Progress) -> Floats:
     depth = np.maximum(1, now.depth)
     placed = np.maximum(1, now.depth - now.stages_left)
     mean = now.speeds[:, 0] / placed
-    missing = np.maximum(0.02, 1 - now.held) / np.maximum(1, now.stages_left)
+    missing = np.maximum(LEAST_MISSING, 1 - now.held) / np.maximum(1, now.stages_left)
     ratios: list[Ratio] = [
         (depth, 4),  # how deep the template is
         (np.where(inside, missing, 1), 6),  # part of the model that each stage left must hold

@@ -3,7 +3,7 @@
 import numpy as np
 
 from .decision import WIDTHS, Floats, Head, Ints
-from .features import Column, Ratio, stacked
+from .features import LEAST_MISSING, Column, Ratio, stacked
 from .progress import Progress, Reals
 from .site import MANY, Site
 
@@ -98,7 +98,7 @@ def pool_options(site: Site, now: Progress) -> Floats:
     stages = np.maximum(1, now.stages_left)[:, None]
     deserved = speed / np.maximum(1e-9, speed.sum(axis=1, keepdims=True)) * stages
     least = site.groups(now.left)[:, pool, site.least]
-    each = stages / np.maximum(0.02, 1 - now.held)[:, None]
+    each = stages / np.maximum(LEAST_MISSING, 1 - now.held)[:, None]
     same = now.last[:, :1] == pool
     ratios: list[Ratio] = [
         (
@@ -129,7 +129,7 @@ def tp_options(site: Site, now: Progress, pool: Ints) -> Floats:
     own = np.arange(num)
     groups = site.groups(now.left)[own, pool]
     stages = np.maximum(1, now.stages_left)[:, None]
-    each = stages / np.maximum(0.02, 1 - now.held)[:, None]
+    each = stages / np.maximum(LEAST_MISSING, 1 - now.held)[:, None]
     best = np.maximum(1e-9, site.best_speed[pool])[:, None]
     node = site.node_size[pool][:, None]
     follows = now.last[:, :1] >= 0
@@ -270,7 +270,7 @@ def _rest(site: Site, now: Progress, pool: Ints, tp: Ints, length: Ints) -> list
     some, is_last = np.maximum(1, rest), rest <= 0
     others = (now.left[:, :, 0].sum(axis=1) - now.left[own, pool, 0])[:, None]
     held = now.held[:, None] + length * site.holds[pool, tp][:, None]
-    missing = np.maximum(0.02, 1 - held)
+    missing = np.maximum(LEAST_MISSING, 1 - held)
     return [
         (held, 4),
         (np.where(is_last, 1, missing / some), 6),

@@ -1,5 +1,6 @@
 """Sources of the search: the learned policy, and the same loop with uniform choices, its baseline."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -7,7 +8,7 @@ import numpy as np
 
 from ..search.batch import Templates
 from ..search.columns import Completion
-from ..search.shapes import Shapes, expanded
+from ..search.shapes import Shapes, StageShape, expanded
 from .beam import Noise, beam_search
 from .choosers import Network, Sampler, Uniform
 from .policy import Policy
@@ -19,8 +20,24 @@ WHOLE = 0.25
 rollout takes twice as long."""
 
 
+class _OfShapes(ABC):
+    """A source that proposes shapes; their numbers are computed."""
+
+    __slots__ = ()
+
+    @abstractmethod
+    def shapes(self, site: Site, seed: int) -> Iterator[Shapes]:
+        """Batches of what it proposes, no shape twice."""
+
+    def batches(self, completion: Completion, seed: int) -> Iterator[Templates]:
+        """Completed with every promising number; the same for the same seed."""
+        site = Site.of(completion.request, completion.supply)
+        for shapes in self.shapes(site, seed):
+            yield expanded(completion, shapes)[0]
+
+
 @dataclass(frozen=True, slots=True)
-class Learned:
+class Learned(_OfShapes):
     """Proposes what the policy thinks likely: first a beam, then samples at rising temperature.
 
     Samples are unlike first templates, and some whole rollouts: later templates are of what others leave.
@@ -36,12 +53,6 @@ class Learned:
     masked: bool = True
     """Without masks, samples are whole rollouts, what can't be built is dropped, and there is no beam."""
     name: str = "policy"
-
-    def batches(self, completion: Completion, seed: int) -> Iterator[Templates]:
-        """Completed with every promising number; the same for the same seed."""
-        site = Site.of(completion.request, completion.supply)
-        for shapes in self.shapes(site, seed):
-            yield expanded(completion, shapes)[0]
 
     def shapes(self, site: Site, seed: int) -> Iterator[Shapes]:
         """The same as shapes, none twice."""
@@ -63,37 +74,28 @@ class Learned:
 
 
 @dataclass(frozen=True, slots=True)
-class UniformRandom:
+class UniformRandom(_OfShapes):
     """Proposes anything that can be built."""
 
     rollouts: int = 64
     """Of each batch."""
     num_batches: int = 2
-    masked: bool = True
-    """Without masks, samples that can't be built are dropped."""
     name: str = "uniform random"
-
-    def batches(self, completion: Completion, seed: int) -> Iterator[Templates]:
-        """Completed with every promising number; the same for the same seed."""
-        site = Site.of(completion.request, completion.supply)
-        for shapes in self.shapes(site, seed):
-            yield expanded(completion, shapes)[0]
 
     def shapes(self, site: Site, seed: int) -> Iterator[Shapes]:
         """The same as shapes, none twice."""
         chooser = Uniform(np.random.default_rng(seed))
-        rolls = (roll(site, self.rollouts, chooser, masked=self.masked) for _ in range(self.num_batches))
+        rolls = (roll(site, self.rollouts, chooser) for _ in range(self.num_batches))
         return _fresh(rollouts.shapes for rollouts in rolls)
 
 
 def _fresh(batches: Iterator[Shapes]) -> Iterator[Shapes]:
     """Without those that were there before; no batch is empty."""
-    known: set[tuple[tuple[int, ...], ...]] = set()
+    known: set[tuple[StageShape, ...]] = set()
     for batch in batches:
         kept = []
         for k in range(len(batch)):
-            depth = int((batch.width[k] > 0).sum())
-            key = tuple(tuple(row[k, :depth].tolist()) for row in (batch.pool, batch.tp, batch.width))
+            key = batch.stages(k)
             if key not in known:
                 known.add(key)
                 kept.append(k)

@@ -1,16 +1,19 @@
 """What was found best on each problem, for each depth of the first template: the policy imitates itself."""
 
 from collections.abc import Iterable, Iterator
-from itertools import groupby
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from ..policy.roll import Rollouts
-from .labels import Run, TemplateRuns, TemplateSequence
+from .labels import TemplateSequence
+from .sequences import runs_of
 
 Floats = NDArray[np.float64]
+
+WORTH = 0.8
+"""Part of the best throughput known of a problem, below which a rollout is not kept, whatever its depth."""
 
 MOST_DEPTHS = 6
 """Sequences kept of a problem, of different depths."""
@@ -45,7 +48,7 @@ class Buffer:
     def add(self, problem: int, rollouts: Rollouts, throughput: Floats) -> None:
         """Those that are better than what is known of their depth."""
         best = max((k.throughput for k in self._kept.get(problem, {}).values()), default=0.0)
-        worth = np.nonzero(throughput > max(0.0, 0.8 * best))[0]
+        worth = np.nonzero(throughput > max(0.0, WORTH * best))[0]
         if not len(worth):
             return
         for k in worth[np.argsort(-throughput[worth], kind="stable")][: 2 * MOST_DEPTHS].tolist():
@@ -86,11 +89,4 @@ def sequence_of(rollouts: Rollouts, number: int) -> TemplateSequence:
     """The templates of one rollout as runs of alike stages."""
     rows = np.nonzero(rollouts.rollout == number)[0]
     rows = rows[np.argsort(rollouts.position[rows], kind="stable")]
-    return tuple(_runs(rollouts, int(k)) for k in rows)
-
-
-def _runs(rollouts: Rollouts, k: int) -> TemplateRuns:
-    shapes = rollouts.shapes
-    stages = zip(shapes.pool[k].tolist(), shapes.tp[k].tolist(), shapes.width[k].tolist(), strict=True)
-    there = [stage for stage in stages if stage[2]]
-    return tuple(Run(*stage, len(list(alike))) for stage, alike in groupby(there))
+    return tuple(runs_of(rollouts.shapes.stages(k)) for k in rows.tolist())

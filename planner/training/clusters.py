@@ -35,6 +35,7 @@ MEMORY_GIB = (8.0, 192.0)
 FLOPS_PER_BYTE = (60.0, 450.0)
 """16-bit peak over memory bandwidth: P100 with 13 and L40S with 419 are the ends, most lie from 75 to 300."""
 MEMORY_GBPS = (200.0, 8000.0)
+"""To which the bandwidth of a made-up type's memory is cut, GB/s; 7,700 is the catalog's most."""
 SINGLE_PART = (1 / 16, 1.0)
 """32-bit peak over the 16-bit one: A100 to P100."""
 INTRA_GBPS = (8.0, 900.0)
@@ -46,6 +47,7 @@ LATENCY_US = (3.0, 100.0)
 WITHOUT_BFLOAT16 = 0.15
 """Part of the made-up types that compute bfloat16 as float32 does, as before Ampere."""
 ZONED = 0.2
+"""Part of the clusters of several entries whose nodes are in two zones."""
 FASTER_AMONG = 0.25
 """Part of the clusters with one group of nodes that has a faster network of its own."""
 ALIKE = 1.15

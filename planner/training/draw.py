@@ -23,7 +23,7 @@ from ..search.columns import Completion
 from ..search.supply import Pool, Supply
 from .behaviour import draw_profile
 from .clusters import draw_cluster
-from .labels import Labels, ProblemSet, Space
+from .labels import ProblemSet, Space
 from .models import draw_model, log_uniform, num_parameters
 
 COMMON, COMMON_PART = (8, 256), 0.6
@@ -57,24 +57,6 @@ class Drawn:
     """Drawings that it took until one had a plan."""
     supply: Supply = field(repr=False)
 
-    @property
-    def name(self) -> str:
-        """Set and seed."""
-        return f"{self.problems}-{self.seed}"
-
-    @property
-    def summary(self) -> str:
-        """``training-7: 96 devices (made-0 64, A100-40 32), drawn-llama of 7.2 B, batch 512``."""
-        counts: dict[str, int] = {}
-        for entry in self.request.cluster.node:
-            counts[entry.device] = counts.get(entry.device, 0) + entry.gpus * entry.count
-        types = ", ".join(f"{name} {count}" for name, count in counts.items())
-        size = num_parameters(self.request.model) / 1e9
-        return (
-            f"{self.name}: {sum(counts.values())} devices ({types}), {self.request.model.name} "
-            f"of {size:.2g} B, batch {self.request.global_batch}"
-        )
-
 
 def draw(seed: int, space: Space | None = None) -> Drawn:
     """A training problem; the same seed and space give the same one everywhere."""
@@ -89,11 +71,6 @@ def validation(seed: int, space: Space | None = None) -> Drawn:
 def held_out(seed: int, space: Space | None = None) -> Drawn:
     """A problem with a device type and a model family that training never has."""
     return drawn(ProblemSet.HELD_OUT, seed, space)
-
-
-def labelled(labels: Labels) -> Drawn:
-    """The problem that labels are of."""
-    return drawn(labels.problems, labels.seed, labels.space)
 
 
 def drawn(problems: ProblemSet, seed: int, space: Space | None = None) -> Drawn:

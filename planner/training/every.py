@@ -8,8 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..policy import MOST_STAGES, WIDTHS
+from ..search.shapes import StageShape
 from ..search.supply import Supply, use_of
-from .sequences import StageShape
 
 Ints = NDArray[np.int64]
 

@@ -18,18 +18,18 @@ from ..search.moves import Line, lines_of, neighbours
 from ..search.pack import pack
 from ..search.propose import Enumeration
 from ..search.score import WORST
-from ..search.shapes import Shapes, expanded, shapes_of
+from ..search.shapes import Shapes, StageShape, expanded, shapes_of
 from ..search.supply import use_of
 from .draw import Drawn, lean_templates
 from .every import every_shape
 from .labels import VERSION, Labels, TemplateSequence
-from .sequences import Form, StageShape, which_can_be_said
+from .sequences import Form, which_can_be_said
 
 Ints = NDArray[np.int64]
 Key = tuple[StageShape, ...]
 
 MOST_SEQUENCES = 8
-"""Of one problem."""
+"""Of one problem, that are kept and that imitation learns from."""
 NEAR = 1.03
 """Seconds over those of the best plan, up to which a plan is a label too."""
 FAR = 1.3
@@ -260,7 +260,4 @@ class _Search:
 
 
 def _keys(shapes: Shapes) -> list[Key]:
-    rows = np.stack([shapes.pool, shapes.tp, shapes.width], axis=2).tolist()
-    return [
-        tuple((p, t, w) for p, t, w in row[:depth]) for row, depth in zip(rows, shapes.depth, strict=True)
-    ]
+    return [shapes.stages(k) for k in range(len(shapes))]

@@ -13,8 +13,6 @@ from torch import Tensor
 
 from arachne_runtime.plan.files import write_whole
 
-Floats = NDArray[np.float64]
-
 MOST_NORM = 1.0
 """Gradients are cut to this length: a rare decision must not move everything. A usual choice."""
 

@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import overload
 
-from arachne_runtime.errors import UsageError
 from arachne_runtime.plan.plan import ScheduleKind
 from arachne_runtime.units import Seconds
 
@@ -17,6 +16,7 @@ from ..search.columns import Completion
 from ..search.supply import Supply
 from .draw import drawn
 from .labels import Labels, TemplateSequence
+from .sequences import copies_of
 
 MOST_HELD = 128
 """Problems kept at once with their tables; to draw one again takes some 0.03 s."""
@@ -73,11 +73,7 @@ class Problem:
 
     def can_say(self, sequence: TemplateSequence) -> bool:
         """Whether the policy's masks leave a way to it."""
-        try:
-            roll(self.site, 1, forced(self.site, [sequence]))
-        except UsageError:
-            return False
-        return True
+        return copies_of(self.site, sequence) is not None
 
 
 class Problems(Sequence[Problem]):

@@ -9,7 +9,6 @@ from numpy.typing import NDArray
 from ..policy.decision import Chooser, Decision
 
 Ints = NDArray[np.int64]
-Bools = NDArray[np.bool_]
 
 
 @dataclass(slots=True)

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from ..policy.roll import Rollouts
 from ..search.batch import Templates
 from ..search.columns import Columns, Completion
-from ..search.shapes import Shapes, expanded
+from ..search.shapes import expanded
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -49,16 +49,6 @@ def seconds_of(completion: Completion, rollouts: Rollouts) -> Floats:
     np.minimum.at(alone, ways.rollout, ways.alone_s)
     mixed = np.bincount(rollouts.rollout, minlength=rollouts.num) > 1
     return np.where(mixed & np.isfinite(alone), _side_by_side(completion, ways, alone), alone)
-
-
-def shapes_seconds(completion: Completion, shapes: Shapes) -> Floats:
-    """``[K]``: of an iteration of each shape alone, with its best numbers; ``inf`` where it does not fit."""
-    found = np.full(len(shapes), np.inf)
-    templates, origin = expanded(completion, shapes)
-    columns, kept = _completed(completion, templates)
-    if columns is not None:
-        np.minimum.at(found, origin[kept], columns.seconds)
-    return found
 
 
 def _ways(completion: Completion, rollouts: Rollouts) -> _Ways | None:

@@ -18,14 +18,12 @@ from .evaluation import Evaluation, evaluated
 from .examples import Examples, Kind, examples_of, joined
 from .imitation import learn_to_imitate
 from .improve import improve
+from .labelling import MOST_SEQUENCES
 from .labels import ProblemSet, digest_of, load
 from .learner import one_thread
 from .problem import Problem, Problems
 from .recipe import Recipe
 from .store import Labelled, produce
-
-MOST_SEQUENCES = 8
-"""Of one problem, that imitation learns from."""
 
 LEAST_PROBLEMS = 4
 """Of training, and of validation: fewer say nothing."""

@@ -13,12 +13,10 @@ from arachne_runtime.plan.plan import Pipeline, Plan, Stage
 
 from ..policy import MOST_STAGES, MOST_TEMPLATES, WIDTHS, Site, forced, roll
 from ..request import Request
-from ..search.shapes import Shapes
+from ..search.shapes import Shapes, StageShape
 from ..search.supply import Supply
 from .labels import Run, TemplateRuns, TemplateSequence
 
-StageShape = tuple[int, int, int]
-"""Pool, TP degree, width."""
 Template = tuple[StageShape, ...]
 
 
@@ -47,14 +45,6 @@ class Form:
             return None
         return self._ordered(counts)
 
-    def copies(self, sequence: TemplateSequence) -> list[int] | None:
-        """How often each template stands, the first ones first; None where masks don't allow them."""
-        try:
-            rolled = roll(self.site, 1, forced(self.site, [sequence]))
-        except UsageError:
-            return None
-        return [int(copies) for copies in rolled.copies]
-
     def _stages(self, pipeline: Pipeline) -> Template | None:
         found = []
         for stage in pipeline.stages:
@@ -77,10 +67,19 @@ class Form:
         largest = sorted(counts, key=lambda stages: (-_devices(stages) * counts[stages], stages))
         for order in permutations(largest):
             sequence = tuple(map(runs_of, order))
-            copies = self.copies(sequence)
+            copies = copies_of(self.site, sequence)
             if copies is not None and (len(order) == 1 or copies == [counts[stages] for stages in order]):
                 return sequence
         return None
+
+
+def copies_of(site: Site, sequence: TemplateSequence) -> list[int] | None:
+    """How often each template stands, the first ones first; None where masks don't allow them."""
+    try:
+        rolled = roll(site, 1, forced(site, [sequence]))
+    except UsageError:
+        return None
+    return [int(copies) for copies in rolled.copies]
 
 
 def can_be_said(stages: Sequence[StageShape]) -> bool:
@@ -97,11 +96,6 @@ def which_can_be_said(shapes: Shapes) -> NDArray[np.bool_]:
 def runs_of(stages: Sequence[StageShape]) -> TemplateRuns:
     """Alike neighbours together."""
     return tuple(Run(*stage, len(list(alike))) for stage, alike in groupby(stages))
-
-
-def stages_of(runs: TemplateRuns) -> Template:
-    """The other way round."""
-    return tuple(run[:3] for run in runs for _ in range(run.length))
 
 
 def _devices(stages: Sequence[StageShape]) -> int:

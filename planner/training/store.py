@@ -22,7 +22,6 @@ class Labelled:
     done: int
     """Problems in the folder, of those that were asked for."""
     total: int
-    last: Labels | None
 
 
 def produce(
@@ -45,14 +44,14 @@ def produce(
     total = len(set(seeds))
     done = total - len(missing)
     if on_progress is not None:
-        on_progress(Labelled(done, total, None))
+        on_progress(Labelled(done, total))
     with path.open("ab") as file:
         for found in _labelled(missing, problems, space, effort or Effort(), processes):
             file.write(line_of(found))
             file.flush()
             done += 1
             if on_progress is not None:
-                on_progress(Labelled(done, total, found))
+                on_progress(Labelled(done, total))
 
 
 def whole_lines(path: Path) -> None:
