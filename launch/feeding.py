@@ -1,6 +1,7 @@
 """Recorded runs in folders feed a profile back: finds them and their plans, and lets the planner correct."""
 
 import re
+import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -13,7 +14,7 @@ from arachne_runtime.plan.files import digest, read_cluster, read_plan, read_pro
 from arachne_runtime.plan.model import ModelSpec
 from arachne_runtime.plan.plan import PLAN_FORMAT, Plan
 
-from .folders import check_writable
+from .folders import check_writable, make_writable
 from .inputs import model_from
 from .report.recorded import Recorded, read_recorded
 
@@ -69,15 +70,26 @@ def feed_back(runs: Path, profile: Path) -> Fed:
 def learn_costs(runs: Path, profile: Path, file: Path) -> tuple[Fed, "CorrectionAnswer"]:
     """Correct a profile by runs and write it to ``file``: all of ``arachne learn --from`` or its first half.
 
-    Raises UnsupportedEnvironmentError where ``file`` cannot be written, and
-    what ``feed_back`` raises.
+    A ``profile.json`` gets the model and the cluster beside it, where nothing of that name is yet: its folder
+    is then one of measurements, which ``--model`` takes. Raises UnsupportedEnvironmentError where ``file``
+    cannot be written, and what ``feed_back`` raises.
     """
     from .report.tell_correction import correction_answer
 
+    make_writable(file.parent, "--out")
     check_writable(file, "--out")
     fed = feed_back(runs, profile)
     write(fed.correction.profile, file)
+    if file.name == "profile.json":
+        for name in ("model.json", "cluster.toml"):
+            _copy_beside(file, name, homes=(profile.parent, runs))
     return fed, correction_answer(str(file), fed.correction, fed.notes)
+
+
+def _copy_beside(file: Path, name: str, homes: tuple[Path, ...]) -> None:
+    found = next((home / name for home in homes if (home / name).exists()), None)
+    if found is not None and not (file.parent / name).exists():
+        shutil.copyfile(found, file.parent / name)
 
 
 def _cluster_in(homes: tuple[Path, ...]) -> Path:

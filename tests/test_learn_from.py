@@ -41,12 +41,26 @@ def test_runs_correct_a_profile_that_arachne_plan_takes(folder):
     layer = next(t for t in found.timings if (t.kind, t.device, t.samples) == ("layer", "cpu-0.8", 8))
     assert layer.forward_s == pytest.approx(8 * 0.02 * 1.5 * 0.95, rel=0.05)
     assert layer.source is Source.MEASURED
-    inputs = ["--cluster", folder / "cluster.toml", "--model", folder / "model.json"]
-    plan = ["plan", *inputs, "--profile", folder / "corrected.json", "--global-batch", 64]
-    again = CliRunner().invoke(
-        app(), [str(w) for w in (*plan, "--time-budget", 1, "--out", folder / "next.json")]
-    )
+
+
+def test_a_corrected_folder_is_one_of_measurements(folder):
+    out = folder / "tuned" / "profile.json"
+    done = CliRunner().invoke(app(), words(folder, "--out", out))
+    assert done.exit_code == 0, done.exception
+    assert {path.name for path in out.parent.iterdir()} == {"profile.json", "model.json", "cluster.toml"}
+    inputs = ["--cluster", folder / "tuned" / "cluster.toml", "--model", folder / "tuned"]
+    plan = ["plan", *inputs, "--global-batch", 64, "--time-budget", 1, "--out", folder / "next.json"]
+    again = CliRunner().invoke(app(), [str(w) for w in plan])
     assert again.exit_code == 0, again.output
+
+
+def test_a_model_that_lies_there_is_left(folder):
+    mine = folder / "mine"
+    mine.mkdir()
+    (mine / "model.json").write_text("mine")
+    CliRunner().invoke(app(), words(folder, "--out", mine / "profile.json"))
+    assert (mine / "model.json").read_text() == "mine"
+    assert (mine / "profile.json").exists()
 
 
 def test_the_answer_is_told_as_json(folder):
