@@ -86,7 +86,12 @@ def test_mistakes_are_told(folder):
     found = CliRunner().invoke(app(), without)
     assert isinstance(found.exception, UsageError)
     assert "--profile" in str(found.exception)
-    for more, said in ((["--recipe", "nonsense"], "no recipe named"), (["--labels", "any"], "--labels are")):
+    wrong = (
+        (["--recipe", "nonsense"], "no recipe named"),
+        (["--recipe", "small"], "nothing is trained"),
+        (["--labels", "any"], "--labels are"),
+    )
+    for more, said in wrong:
         found = CliRunner().invoke(app(), [*asked, *more])
         assert isinstance(found.exception, UsageError)
         assert said in str(found.exception)

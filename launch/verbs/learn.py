@@ -12,6 +12,7 @@ import typer
 from arachne_runtime.errors import UsageError
 
 from ..folders import make_writable
+from ..options import AsJson
 
 if TYPE_CHECKING:  # loads NumPy and torch, which `arachne --help` does without
     from rich.progress import TaskID
@@ -34,8 +35,11 @@ def command(
         ),
     ],
     recipe: Annotated[
-        str, typer.Option(help="standard (as the shipped weights; with --from minutes) or small (a minute).")
-    ] = "standard",
+        str | None,
+        typer.Option(
+            help="standard (as the shipped weights; with --from minutes; the default) or small (a minute)."
+        ),
+    ] = None,
     runs: Annotated[
         Path | None, typer.Option("--from", help="Learn from costs that runs below this folder recorded.")
     ] = None,
@@ -46,7 +50,7 @@ def command(
         Path | None, typer.Option(help="Labels to learn from (default: made in the run's folder).")
     ] = None,
     seed: Annotated[int, typer.Option(help="Of problems, weights and rollouts.")] = 0,
-    as_json: Annotated[bool, typer.Option("--json", help="Print all of it as JSON.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Train the policy that proposes templates to the search.
 
@@ -58,12 +62,14 @@ def command(
         raise UsageError("--from and --profile go together: runs correct a profile")
     if runs is not None and labels is not None:
         raise UsageError("--labels are of random problems; --from makes its own")
-    if recipe not in RECIPES:
+    if recipe is not None and recipe not in RECIPES:
         raise UsageError(f"no recipe named {recipe!r}; known: {', '.join(RECIPES)}")
     if runs is not None and profile is not None and out.suffix == ".json":
+        if recipe is not None:
+            raise UsageError(f"--out {out} is a file: nothing is trained, so --recipe means nothing there")
         _correct(runs, profile, out, as_json=as_json)
         return
-    chosen = _recipe(recipe, seed, tunes=runs is not None)
+    chosen = _recipe(recipe or RECIPES[0], seed, tunes=runs is not None)
     make_writable(out, "--out")
     if runs is None or profile is None:
         with _progress_bar() as on_progress:
