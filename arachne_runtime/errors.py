@@ -68,6 +68,12 @@ class ModelError(ArachneError, ValueError):
     exit_code = ExitCode.USAGE
 
 
+class NonFiniteGradientError(ArachneError, FloatingPointError):
+    """A gradient of a step is infinite or no number; says block and rank. No parameter was changed."""
+
+    exit_code = ExitCode.WORKER_FAILED
+
+
 class NotMeasuredError(ArachneError, LookupError):
     """A cost that no profile holds; never treated as zero, never as impossible."""
 

@@ -17,6 +17,7 @@ from torch.utils.data import Dataset
 
 from .data import GlobalOrder, LoaderSettings, StepBatch, default_inputs, load_steps
 from .data.loader import num_samples_of
+from .data.prefetch import CudaLane, one_ahead
 from .engine import Engine, Recipe
 from .engine.recipe import Inputs, Loss, Optimizers, Schedule, refuse_no_integers
 from .errors import UnsupportedEnvironmentError, UsageError
@@ -205,6 +206,7 @@ class Session:
         epochs: int = 1,
         start: int = 0,
         drop_last: bool = False,
+        shuffle: bool = True,
         collate_fn: Callable[[list[Any]], Any] | None = None,
         num_workers: int = 0,
     ) -> Iterator[StepBatch]:
@@ -227,6 +229,8 @@ class Session:
             epochs: How often every sample is visited.
             start: Steps already done, over all epochs: the first batch is the one behind them.
             drop_last: Leave out the last batch of an epoch where it would be short.
+            shuffle: Without it samples come in the order of the dataset: ``session.batches(validation, 512,
+                shuffle=False)`` for ``engine.evaluate``.
             collate_fn: Makes a batch of a list of samples, as in ``torch.utils.data.DataLoader``.
             num_workers: Processes that load ahead.
 
@@ -249,7 +253,11 @@ class Session:
                 f"global_batch={plan.global_batch}, or plan again with --global-batch {global_batch}"
             )
         order = GlobalOrder(
-            num_samples=num_samples_of(dataset), global_batch=global_batch, seed=seed, drop_last=drop_last
+            num_samples=num_samples_of(dataset),
+            global_batch=global_batch,
+            seed=seed,
+            drop_last=drop_last,
+            shuffle=shuffle,
         )
         steps = epochs * order.steps_per_epoch
         if not 0 <= start <= steps:
@@ -260,7 +268,8 @@ class Session:
             pin_memory=self.device.type == "cuda",
             exact=not self._engine.recipe.stochastic,
         )
-        return load_steps(dataset, order, range(start, steps), self._engine.needed_rows, settings)
+        loaded = load_steps(dataset, order, range(start, steps), self._engine.needed_rows, settings)
+        return one_ahead(loaded, CudaLane(self.device)) if self.device.type == "cuda" else loaded
 
     def print(self, *values: object) -> None:
         """Print on rank 0 only, at once."""

@@ -8,9 +8,9 @@ import planner
 
 RUNTIME = """
 ArachneError Cluster Engine InvalidFileError ModelError ModelParts ModelSpec NoFeasiblePlanError
-NotMeasuredError Pipeline Plan Profile Recipe Replica ScheduleKind Session Stage StepBatch StepReport
-UnsupportedEnvironmentError UnsupportedPlanError UsageError WorkerFailedError Workload __version__ pipelined
-read_cluster read_model read_plan read_profile
+NonFiniteGradientError NotMeasuredError Pipeline Plan Profile Recipe Replica ScheduleKind Session Stage
+StepBatch StepReport UnsupportedEnvironmentError UnsupportedPlanError UsageError WorkerFailedError
+Workload __version__ pipelined read_cluster read_model read_plan read_profile
 """
 NOUNS = """
 Action BlockSpec BlockTiming Cluster Cost Document Line LinkPoint LinkScope LinkTiming MadeBy ModelSpec

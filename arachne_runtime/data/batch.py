@@ -1,6 +1,6 @@
 """The batch of one step: rows of the global batch, of which a rank may hold only those it needs."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
@@ -104,6 +104,29 @@ def join_rows(first: Any, second: Any) -> Any:
             return first + second
         return _like(first, [join_rows(a, b) for a, b in zip(first, second, strict=True)])
     return first
+
+
+def tensors_of(tree: Any) -> Iterator[Tensor]:
+    """Every tensor of a tree, in order."""
+    if isinstance(tree, Tensor):
+        yield tree
+    elif isinstance(tree, Mapping):
+        for value in tree.values():
+            yield from tensors_of(value)
+    elif isinstance(tree, tuple | list):
+        for value in tree:
+            yield from tensors_of(value)
+
+
+def to_device(tree: Any, device: torch.device) -> Any:
+    """A tree of tensors on ``device``; from pinned memory the copies run beside what the host does next."""
+    if isinstance(tree, Tensor):
+        return tree.to(device, non_blocking=True)
+    if isinstance(tree, Mapping):
+        return {key: to_device(value, device) for key, value in tree.items()}
+    if isinstance(tree, tuple | list):
+        return _like(tree, [to_device(value, device) for value in tree])
+    return tree
 
 
 def _by_rows(tree: Any, num_rows: int, cut: Callable[[Any], Any]) -> Any:

@@ -1,5 +1,6 @@
 """The one global order of samples: a function of (seed, epoch) that knows neither plan nor rank."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -15,14 +16,16 @@ class GlobalOrder:
 
     Epoch ``e`` visits the samples in the order ``torch.randperm(num_samples, generator=g)``, where the CPU
     generator ``g`` is seeded with ``seed + e``: the order of torch's ``DistributedSampler``, so that a script
-    that moves from it keeps its global batches. Step ``s`` takes the next ``global_batch`` of them; the last
-    step of an epoch takes what is left, unless ``drop_last``.
+    that moves from it keeps its global batches. Without ``shuffle`` it visits them in the order of the
+    dataset. Step ``s`` takes the next ``global_batch`` of them; the last step of an epoch takes what is left,
+    unless ``drop_last``.
     """
 
     num_samples: int
     global_batch: int
     seed: int = 0
     drop_last: bool = False
+    shuffle: bool = True
 
     def __post_init__(self) -> None:
         if self.global_batch < 1 or self.num_samples < 1:
@@ -49,8 +52,11 @@ class GlobalOrder:
         """Dataset indices of these rows of the global batch of a step, counted over all epochs."""
         epoch, position = divmod(step, self.steps_per_epoch)
         start = position * self.global_batch
-        order = epoch_order(self.num_samples, self.seed, epoch)
+        order = self._of_epoch(epoch)
         return [int(sample) for sample in order[start + rows.start : start + rows.stop]]
+
+    def _of_epoch(self, epoch: int) -> Sequence[int] | Tensor:
+        return epoch_order(self.num_samples, self.seed, epoch) if self.shuffle else range(self.num_samples)
 
 
 @lru_cache(maxsize=2)

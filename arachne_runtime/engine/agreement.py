@@ -1,13 +1,10 @@
 """What every rank must have been given alike, as numbers that ranks can compare."""
 
 import zlib
-from collections.abc import Iterator, Mapping
-from typing import Any
 
 import torch
-from torch import Tensor
 
-from ..data.batch import StepBatch, WholeBatch
+from ..data.batch import StepBatch, WholeBatch, tensors_of
 from ..data.loader import LoadedRows
 from ..model import ModelParts
 from ..plan.files import digest
@@ -26,19 +23,8 @@ def batch_number(batch: StepBatch) -> int:
         return zlib.crc32(repr(batch.samples).encode())
     found = 0
     if isinstance(batch, WholeBatch):
-        for tensor in _tensors(batch.tree):
+        for tensor in tensors_of(batch.tree):
             for row in (tensor[:1], tensor[-1:]) if tensor.dim() else (tensor.reshape(1),):
                 memory = row.detach().cpu().contiguous().flatten().view(torch.uint8)
                 found = zlib.crc32(memory.numpy().tobytes(), found)
     return found
-
-
-def _tensors(tree: Any) -> Iterator[Tensor]:
-    if isinstance(tree, Tensor):
-        yield tree
-    elif isinstance(tree, Mapping):
-        for value in tree.values():
-            yield from _tensors(value)
-    elif isinstance(tree, tuple | list):
-        for value in tree:
-            yield from _tensors(value)
