@@ -171,8 +171,8 @@ class TimedRecorder(Recorder):
 
     spent_s = 0.0
 
-    def begin(self, step):
-        self._timed(super().begin, step)
+    def _begin(self, step):
+        self._timed(super()._begin, step)
 
     def mark(self):
         return self._timed(super().mark)
@@ -180,8 +180,8 @@ class TimedRecorder(Recorder):
     def add(self, *args, **options):
         self._timed(super().add, *args, **options)
 
-    def end(self, **options):
-        self._timed(super().end, **options)
+    def _end(self, *args):
+        self._timed(super()._end, *args)
 
     def _timed(self, call, *args, **options):
         start = time.process_time()

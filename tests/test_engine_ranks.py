@@ -227,7 +227,9 @@ def test_a_recorder_writes_every_piece_of_every_step(tmp_path):
             depth = rank // 2
             assert sorted(actions) == sorted(f"{depth}{work}{m}" for work in "FB" for m in range(4))
             assert [r.name for r in mine if r.kind is RecordKind.REDUCE] == [("0:2", "2:4")[depth]]
-            assert [r.kind for r in mine][-2:] == [RecordKind.UPDATE, RecordKind.STEP]
+            last = [RecordKind.COMMIT, RecordKind.UPDATE, RecordKind.MEMORY, RecordKind.STEP]
+            assert [r.kind for r in mine][-4:] == last
+            assert mine[-2].peak_bytes > 4 * 12 * 4  # two layers, their gradients and buckets, and more
             spent = sum(r.wait_s + r.compute_s + r.transfer_s for r in mine[:-1])
             assert 0 < spent <= mine[-1].compute_s <= seconds[rank][step]
             assert all(r.samples == (3, 1, 2, 2)[rank] for r in mine if r.kind is RecordKind.ACTION)

@@ -6,11 +6,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import chain
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 
 from ..data.batch import StepBatch, as_step_batch
 from ..data.loader import LoadedRows
@@ -137,6 +138,12 @@ class Engine:
             yield from self.stage.block_parameters(block)
         yield from self.stage.tied_parameters()
 
+    def _held(self) -> Iterator[Tensor]:
+        """All that lives from step to step: weights, buffers, gradients, states of the optimizer."""
+        yield from chain(self.stage.parameters(), self.stage.buffers(), self._gradients.kept())
+        for state in self.optimizer.state.values() if self.optimizer is not None else ():
+            yield from (value for value in state.values() if isinstance(value, Tensor))
+
     def needed_rows(self, num_rows: int) -> tuple[range, ...]:
         """Rows of a global batch of ``num_rows`` rows that this rank reads, ascending; often none."""
         return (
@@ -172,15 +179,14 @@ class Engine:
         start = time.perf_counter()
         batch = as_step_batch(batch)
         self._refuse_rows(batch.num_rows)
-        self._records.begin(self.num_steps)
-        self._gradients.begin()
-        program = self._program(batch.num_rows)
-        loss, count = self._run(program, batch)
-        with self._told("the commit word"):
-            loss, norm = self._commit(loss, batch)
-        with self._told("the optimizer step"):
-            self._update(norm)
-        self._records.end(samples=batch.num_rows)
+        with self._records.step(self.num_steps, samples=batch.num_rows, held=self._held):
+            self._gradients.begin()
+            program = self._program(batch.num_rows)
+            loss, count = self._run(program, batch)
+            with self._told("the commit word"):
+                loss, norm = self._commit(loss, batch)
+            with self._told("the optimizer step"):
+                self._update(norm)
         seconds = time.perf_counter() - start
         self.num_steps += 1
         return StepReport(
@@ -235,7 +241,8 @@ class Engine:
         if self._mesh.num_ranks > 1:
             same = self._same_on_all_ranks(batch)
             total = torch.tensor([*sums, *same], dtype=torch.float64, device=self._mesh.device)
-            dist.all_reduce(total)
+            with self._records.timed(RecordKind.COMMIT, "commit", sent_bytes=total.nbytes):
+                dist.all_reduce(total)
             sums = (total[0].item(), total[1].item())
             self._refuse_disagreement(batch, same, total[2:].tolist())
         return sums[0], math.sqrt(sums[1]) if sums[1] >= 0 else math.nan

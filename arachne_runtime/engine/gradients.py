@@ -1,6 +1,6 @@
 """Sums gradients over all ranks that hold a parameter, packed in flat buffers that gradients are views of."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
@@ -185,6 +185,11 @@ class Gradients:
     def bytes_of(self, reduction: Reduction) -> Bytes:
         """Bytes of one sum."""
         return sum(bucket.flat.nbytes for bucket in self.buckets[reduction])
+
+    def kept(self) -> Iterator[Tensor]:
+        """The tensors that hold gradients between steps."""
+        yield from (bucket.flat for bucket in self._all())
+        yield from (p.grad for p in self.parameters if p.grad is not None)
 
     def squared_norm(self) -> float:
         """Sum of squares over the parameters that this rank counts."""

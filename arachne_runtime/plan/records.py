@@ -1,4 +1,4 @@
-"""What the engine's hooks write down: one JSON line for each action and each reduction of a step."""
+"""What the engine's hooks write down: a JSON line for each piece of a step, one for its peak of memory."""
 
 from enum import StrEnum
 
@@ -13,9 +13,19 @@ class RecordKind(StrEnum):
     """What a record measured."""
 
     ACTION = "action"
+    COLLECTIVE = "collective"
+    """Of a tensor-parallel or expert group, in the middle of an action."""
     REDUCE = "reduce"
+    COMMIT = "commit"
+    """The commit word: the wait for every rank is in it."""
     UPDATE = "update"
+    MEMORY = "memory"
+    """Takes no time."""
     STEP = "step"
+
+
+APART = frozenset((RecordKind.ACTION, RecordKind.REDUCE, RecordKind.UPDATE))
+"""Kinds whose seconds add up beside each other: the rest of a step is what is left of it without these."""
 
 
 class Record(Document, frozen=True, kw_only=True):
@@ -23,7 +33,7 @@ class Record(Document, frozen=True, kw_only=True):
 
     kind: RecordKind
     name: str
-    """The action (``2F0``), the segment's blocks (``7:26``), ``update`` or ``step``."""
+    """The action (``2F0``), collective (``ep all_to_all``), the segment's blocks (``7:26``), or the kind."""
     rank: int
     step: int
     plan: str
@@ -37,3 +47,7 @@ class Record(Document, frozen=True, kw_only=True):
     """Spent posting or finishing sends."""
     samples: int = 0
     sent_bytes: Bytes = 0
+    within: str = ""
+    """The action that a collective belongs to."""
+    peak_bytes: Bytes = 0
+    """Most bytes of tensors at once on the rank's device, weights and optimizer states included."""

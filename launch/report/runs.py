@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from arachne_runtime.plan.document import Document
 from arachne_runtime.plan.placement import Place, places
 from arachne_runtime.plan.plan import Plan
-from arachne_runtime.plan.records import WARM_UP_STEPS, Record, RecordKind
+from arachne_runtime.plan.records import APART, WARM_UP_STEPS, Record, RecordKind
 from arachne_runtime.plan.schedule import Action
 from arachne_runtime.units import Seconds, format_seconds
 from planner.cost.estimate import Span
@@ -19,6 +19,8 @@ from planner.cost.estimate import Span
 from .recorded import read_recorded
 
 STEP, REST = RecordKind.STEP.value, "rest"
+UNTOLD = (RecordKind.MEMORY, RecordKind.COMMIT)
+"""Kinds that are no pieces: the commit word is most of the rest, as a price has it."""
 
 
 class Piece(Document, frozen=True, kw_only=True):
@@ -137,7 +139,7 @@ def _pieces(
     by_rank = {place.rank: place for place in places(plan)}
     groups: dict[tuple[int, str], list[Record]] = defaultdict(list)
     for record in records:
-        if record.rank in by_rank:
+        if record.rank in by_rank and record.kind not in UNTOLD:
             groups[record.rank, _sort(record.kind, record.name)].append(record)
     for (rank, sort), group in sorted(groups.items(), key=lambda item: item[0][0]):
         spans = (timeline or {}).get(by_rank[rank].device, ())
@@ -175,7 +177,7 @@ def _rests(
     rest: dict[int, Seconds] = {}
     for rank in by_rank:
         if (rank, STEP) in groups:
-            told = [r for (of, sort), group in groups.items() if of == rank and sort != STEP for r in group]
+            told = [r for (of, _), group in groups.items() if of == rank for r in group if r.kind in APART]
             rest[rank] = max(0.0, _per_step(groups[rank, STEP], _spent) - _per_step(told, _spent))
     gaps = [gap for place in by_rank.values() if (gap := _gap(timeline.get(place.device, ()))) is not None]
     for rank, seconds in rest.items():
@@ -205,7 +207,7 @@ def _sort(kind: RecordKind, name: str) -> str:
     """What records are put together: all forwards of a stage, all backwards, each reduction, the update."""
     if kind is RecordKind.ACTION:
         return Action.parse(name).work.name.lower()
-    return f"reduce {name}" if kind is RecordKind.REDUCE else kind.value
+    return f"{kind} {name}" if kind in (RecordKind.REDUCE, RecordKind.COLLECTIVE) else kind.value
 
 
 def _per_step(group: Iterable[Record], seconds: Callable[[Record], Seconds]) -> Seconds:

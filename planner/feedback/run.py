@@ -10,7 +10,7 @@ from arachne_runtime.plan.cluster import Cluster
 from arachne_runtime.plan.model import ModelSpec
 from arachne_runtime.plan.plan import Plan
 from arachne_runtime.plan.profile import Profile
-from arachne_runtime.plan.records import WARM_UP_STEPS, Record, RecordKind
+from arachne_runtime.plan.records import APART, WARM_UP_STEPS, Record, RecordKind
 from arachne_runtime.plan.rules import check_plan
 from arachne_runtime.units import Seconds
 
@@ -63,7 +63,8 @@ class Run:
         rests: dict[int, dict[int, Seconds]] = defaultdict(lambda: defaultdict(float))
         whole = {(r.rank, r.step) for r in self.counted if r.kind is RecordKind.STEP}
         for record in self.counted:
-            if (record.rank, record.step) in whole:
+            told = record.kind in APART or record.kind is RecordKind.STEP
+            if told and (record.rank, record.step) in whole:
                 sign = 1 if record.kind is RecordKind.STEP else -1
                 rests[record.step][record.rank] += sign * spent(record)
         return statistics.median(min(of.values()) for of in rests.values()) if rests else None
