@@ -21,7 +21,8 @@ from arachne_runtime.plan.order import (
 )
 from arachne_runtime.plan.placement import holding, places
 from arachne_runtime.plan.plan import Pipeline, Plan, Replica, ScheduleKind, Stage
-from arachne_runtime.plan.schedule import stage_actions
+from arachne_runtime.plan.schedule import Work, stage_actions
+from arachne_runtime.plan.shards import Axis, ParameterForm, Split
 from tests.strategies import plans
 
 TIED = Summed({"blocks.0.weight": (0, 5)})
@@ -117,6 +118,41 @@ def test_reductions_are_segments_and_ties_with_the_union_of_holders():
     assert found == {
         "0:1": (0, 3), "1:3": (1, 3), "3:4": (2, 3), "4:6": (2, 4), "blocks.0.weight": (0, 2, 3, 4),
     }  # fmt: skip
+
+
+def split_block(block):
+    rows = Split(Axis.TENSOR, 0, (6,), (6,))
+    forms = (("up", rows), ("norm", None), ("frozen", rows))
+    return [
+        ParameterForm(f"{block}.{n}", (6, 2), 4, n != "frozen", splits=(s,) if s else ()) for n, s in forms
+    ]
+
+
+def test_shards_are_summed_with_their_like_and_what_is_whole_with_all():
+    wide = Stage(layers=(0, 2), replicas=(Replica(devices=("a:0", "a:1"), share=2),))
+    pipelines = (line(1, 2), Pipeline(micro_batches=1, micro_batch=2, stages=(wide,)))
+    plan = Plan(model="tiny", global_batch=10, sequence=1, pipelines=pipelines)
+    found = reductions(plan, Summed.of([split_block(0), split_block(1)]))
+    # ranks 0, 1: the line's; 2, 3: the tensor-parallel ones
+    assert [(r.name, r.members, [f.name for f, _ in r.atoms]) for r in found] == [
+        ("0:1", (0, 2), ["0.up"]), ("0:1.1", (0, 2, 3), ["0.norm"]), ("0:1.2", (0, 3), ["0.up"]),
+        ("1:2", (1, 2), ["1.up"]), ("1:2.1", (1, 2, 3), ["1.norm"]), ("1:2.2", (1, 3), ["1.up"]),
+    ]  # fmt: skip
+    assert found[1].atoms[0][1].contributors == (0, 2)
+
+
+def test_tensor_parallel_ranks_each_receive_all_rows_once_and_give_one_gradient_back():
+    stages = [
+        Stage(layers=(i, i + 1), replicas=(Replica(devices=devices, share=2),))
+        for i, devices in enumerate((("a:0", "a:1"), ("b:0",), ("c:0", "c:1", "c:2")))
+    ]
+    pipeline = Pipeline(micro_batches=1, micro_batch=2, stages=tuple(stages))
+    plan = Plan(model="tiny", global_batch=2, sequence=1, pipelines=(pipeline,))
+    hops = [c for c in communications(plan, 2, Summed()) if isinstance(c, Transfer)]
+    forward = [t.members for t in hops if t.source.work is Work.FORWARD]
+    backward = [t.members for t in hops if t.source.work is Work.BACKWARD]
+    assert forward == [(0, 2), (2, 3), (2, 4), (2, 5)]
+    assert backward == [(3, 2), (2, 0), (2, 1)]
 
 
 def test_reductions_follow_the_receives_of_each_rank_in_descending_block_order():

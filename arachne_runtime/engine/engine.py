@@ -324,11 +324,7 @@ class Engine:
 
 def summed_of(parts: ModelParts) -> Summed:
     """What the order of communication must know of the model."""
-    infos = [parts.parameters_of(block) for block in range(parts.num_blocks)]
-    sizes = tuple(
-        sum(i.numel * i.dtype.itemsize for i in block if i.requires_grad and not i.tie) for block in infos
-    )
-    return Summed({tie.name: tie.blocks for tie in parts.ties}, sizes)
+    return Summed.of([[i.form for i in parts.parameters_of(b)] for b in range(parts.num_blocks)])
 
 
 def default_device(device: str) -> torch.device:

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from itertools import product
+from itertools import chain, product
 
 import torch
 import torch.distributed as dist
@@ -81,6 +81,6 @@ def _neighbours(plan: Plan) -> Iterator[tuple[int, int]]:
     ranks = ranks_of_stages(plan)
     for p, pipeline in enumerate(plan.pipelines):
         for s in range(len(pipeline.stages) - 1):
-            for pair in product(ranks[p, s], ranks[p, s + 1]):
-                yield pair
-                yield pair[::-1]
+            for above, below in product(chain(*ranks[p, s]), chain(*ranks[p, s + 1])):
+                yield above, below
+                yield below, above

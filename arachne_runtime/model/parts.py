@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from ..data.batch import default_inputs
 from ..errors import ModelError
+from ..plan.shards import ParameterForm, Split
 from .construct import construct
 from .context import context_function
 from .initialise import check_initialisation, copies, give_values, initial_values
@@ -30,11 +31,28 @@ class ParameterInfo:
     requires_grad: bool
     tie: str | None
     """Name of the tie, where other blocks hold it too."""
+    splits: tuple[Split, ...] = ()
+    """How ranks may share it."""
+    partial: bool = False
+    """Whether ranks that share others of its module each have a part of its gradient."""
 
     @property
     def numel(self) -> int:
         """Number of elements."""
         return math.prod(self.shape)
+
+    @property
+    def form(self) -> ParameterForm:
+        """What the plan must know of it."""
+        return ParameterForm(
+            self.name,
+            self.shape,
+            self.dtype.itemsize,
+            self.requires_grad,
+            self.tie,
+            self.splits,
+            self.partial,
+        )
 
 
 class ModelParts:

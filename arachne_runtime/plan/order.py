@@ -9,7 +9,6 @@ always run, even where a device executes one at a time, blocking.
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
-from itertools import chain
 from typing import TypeAlias
 
 from ..units import Bytes
@@ -18,6 +17,7 @@ from .plan import Pipeline, Plan
 from .rows import micro_batch_rows, overlaps, replica_rows
 from .schedule import Action, Work, stage_actions
 from .segments import segments
+from .shards import Atom, Holder, ParameterForm, atoms, holders
 
 REDUCTION_BYTES: Bytes = 8 * 2**20
 """A sum of gradients is closed at this size, so that it runs while the blocks below are still computed."""
@@ -47,19 +47,24 @@ class Transfer:
 
 @dataclass(frozen=True, slots=True)
 class Reduction:
-    """One sum of gradients over all ranks that hold some blocks, or one tied parameter."""
+    """One sum of gradients over the ranks that hold the same parts of some blocks, or of a tied parameter."""
 
     blocks: tuple[int, ...]
     """Ascending; for a tied parameter the blocks that share it."""
     tie: str | None
-    """Name of the tied parameter; None: all parameters of ``blocks`` that are not tied."""
+    """Name of the tied parameter; None: parameters of ``blocks`` that are not tied."""
     members: tuple[int, ...]
     """Ranks, ascending."""
+    index: int = 0
+    """Among those of the same blocks, which have other members where ranks hold different shards."""
+    atoms: tuple[tuple[ParameterForm, Atom], ...] = field(default=(), compare=False, repr=False)
+    """The parts that are summed, blocks and their parameters in descending order."""
 
     @property
     def name(self) -> str:
-        """``7:26``, or the name of the tied parameter."""
-        return self.tie or f"{self.blocks[0]}:{self.blocks[-1] + 1}"
+        """``7:26``, or the name of the tied parameter; ``7:26.1`` is the second of the same blocks."""
+        name = self.tie or f"{self.blocks[0]}:{self.blocks[-1] + 1}"
+        return f"{name}.{self.index}" if self.index else name
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +82,27 @@ class Summed:
     """Blocks that share a parameter, by the name of the tie."""
     block_bytes: Sequence[Bytes] = ()
     """Bytes of gradients of each block, without tied ones; empty: a segment is summed at once."""
+    forms: Sequence[Sequence[ParameterForm]] = ()
+    """Parameters of each block, tied ones in each of theirs; empty: one that no rank has only a part of."""
+
+    @classmethod
+    def of(cls, forms: Sequence[Sequence[ParameterForm]]) -> "Summed":
+        """From the parameters of each block."""
+        ties: dict[str, list[int]] = {}
+        for index, block in enumerate(forms):
+            for form in block:
+                if form.tie is not None:
+                    ties.setdefault(form.tie, []).append(index)
+        sizes = tuple(sum(f.nbytes for f in block if f.requires_grad and not f.tie) for block in forms)
+        return cls(ties, sizes, forms)
+
+    def of_blocks(self, blocks: Iterable[int], tie: str | None) -> Iterator[ParameterForm]:
+        """Trainable parameters of some blocks that are not tied; or the one of the tie."""
+        if not self.forms:
+            yield ParameterForm("", (), 0, tie=tie)
+            return
+        found = [f for b in blocks for f in reversed(self.forms[b]) if f.requires_grad and f.tie == tie]
+        yield from found if tie is None else found[:1]
 
 
 Communication: TypeAlias = Transfer | Reduction | Commit
@@ -91,7 +117,14 @@ def communications(plan: Plan, num_rows: int, summed: Summed) -> tuple[Communica
     hops = [(ends[t.pipeline, t.source], t) for t in transfers(plan, num_rows)]
     sums = [(_ready(plan, r, ends), r) for r in reductions(plan, summed) if len(r.members) > 1]
     hops.sort(key=lambda item: (item[0], item[1].sender, item[1].receiver))
-    sums.sort(key=lambda item: (item[0], [-block for block in reversed(item[1].blocks)], item[1].name))
+    sums.sort(
+        key=lambda item: (
+            item[0],
+            [-block for block in reversed(item[1].blocks)],
+            item[1].tie or "",
+            item[1].index,
+        )
+    )
     ordered: list[tuple[Fraction | int, int, Communication]] = [(time, 0, hop) for time, hop in hops]
     ordered += [(time, 1, reduction) for time, reduction in sums]
     ordered.sort(key=lambda item: item[:2])
@@ -118,7 +151,7 @@ def _hops(
     before: int,
     m: int,
     rows: range,
-    ranks: Mapping[tuple[int, int], Sequence[int]],
+    ranks: Mapping[tuple[int, int], Sequence[Sequence[int]]],
 ) -> Iterator[Transfer]:
     """Forward over the boundary behind stage ``before``, and backward over the same rows."""
     after = before + 1
@@ -126,23 +159,41 @@ def _hops(
     down = Action(before, Work.FORWARD, m), Action(after, Work.FORWARD, m)
     up = Action(after, Work.BACKWARD, m), Action(before, Work.BACKWARD, m)
     for overlap in overlaps(*sides):
-        a, b = ranks[p, before][overlap.sender], ranks[p, after][overlap.receiver]
-        yield Transfer(p, *down, a, b, overlap.rows)
-        yield Transfer(p, *up, b, a, overlap.rows)
+        above, below = ranks[p, before][overlap.sender], ranks[p, after][overlap.receiver]
+        for sender, receiver in _pairs(above, below):
+            yield Transfer(p, *down, sender, receiver, overlap.rows)
+        for sender, receiver in _pairs(below, above):
+            yield Transfer(p, *up, sender, receiver, overlap.rows)
+
+
+def _pairs(senders: Sequence[int], receivers: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """Each tensor-parallel rank of a receiver gets all rows, which all of a sender have, once."""
+    for k, receiver in enumerate(receivers):
+        yield senders[k % len(senders)], receiver
 
 
 def reductions(plan: Plan, summed: Summed) -> tuple[Reduction, ...]:
     """All sums of gradients, those with a single member too: parts of segments, and each tied parameter."""
-    ranks = ranks_of_stages(plan)
-    found = [
-        Reduction(tuple(blocks), None, _members(ranks[holder] for holder in segment.holders))
-        for segment in segments(plan)
-        for blocks in _parts(segment.blocks, summed.block_bytes)
-    ]
-    for name, blocks in sorted(summed.ties.items()):
-        holders = {holder for s in segments(plan) if set(s.blocks) & set(blocks) for holder in s.holders}
-        found.append(Reduction(tuple(sorted(blocks)), name, _members(ranks[h] for h in sorted(holders))))
+    found: list[Reduction] = []
+    for segment in segments(plan):
+        for blocks in _parts(segment.blocks, summed.block_bytes):
+            found += _by_members(plan, tuple(blocks), None, summed)
+    for name, sharing in sorted(summed.ties.items()):
+        found += _by_members(plan, tuple(sorted(sharing)), name, summed)
     return tuple(found)
+
+
+def _by_members(plan: Plan, blocks: tuple[int, ...], tie: str | None, summed: Summed) -> Iterator[Reduction]:
+    """One sum for each set of ranks that hold the same atoms."""
+    by_members: dict[tuple[int, ...], list[tuple[ParameterForm, Atom]]] = {}
+    held_by: dict[bool, tuple[Holder, ...]] = {}
+    for form in summed.of_blocks(reversed(blocks), tie):
+        if form.is_of_experts not in held_by:
+            held_by[form.is_of_experts] = holders(plan, form, blocks)
+        for atom in atoms(form, held_by[form.is_of_experts]):
+            by_members.setdefault(atom.members, []).append((form, atom))
+    for index, (members, parts) in enumerate(sorted(by_members.items(), key=lambda item: item[0])):
+        yield Reduction(blocks, tie, members, index, tuple(parts))
 
 
 def _parts(blocks: range, block_bytes: Sequence[Bytes]) -> Iterator[range]:
@@ -155,13 +206,14 @@ def _parts(blocks: range, block_bytes: Sequence[Bytes]) -> Iterator[range]:
             stop, size = block, 0
 
 
-def ranks_of_stages(plan: Plan) -> dict[tuple[int, int], tuple[int, ...]]:
-    """The first rank of each replica of a (pipeline, stage), by replica."""
-    found: dict[tuple[int, int], dict[int, int]] = {}
-    for place in places(plan):
-        if place.tp_rank == 0:
-            found.setdefault((place.pipeline, place.stage), {})[place.replica] = place.rank
-    return {stage: tuple(ranks[r] for r in sorted(ranks)) for stage, ranks in found.items()}
+def ranks_of_stages(plan: Plan) -> dict[tuple[int, int], tuple[tuple[int, ...], ...]]:
+    """The ranks of each replica of a (pipeline, stage), by replica and tensor-parallel rank."""
+    rank_of = {place.device: place.rank for place in places(plan)}
+    return {
+        (p, s): tuple(tuple(rank_of[device] for device in replica.devices) for replica in stage.replicas)
+        for p, pipeline in enumerate(plan.pipelines)
+        for s, stage in enumerate(pipeline.stages)
+    }
 
 
 def end_times(plan: Plan) -> dict[tuple[int, Action], int]:
@@ -211,7 +263,3 @@ def _ready(plan: Plan, reduction: Reduction, ends: _Times) -> Fraction:
         for s, stage in enumerate(pipeline.stages)
         if (lowest := min((b for b in reduction.blocks if b in stage.blocks), default=None)) is not None
     )
-
-
-def _members(ranks: Iterable[Sequence[int]]) -> tuple[int, ...]:
-    return tuple(sorted(set(chain.from_iterable(ranks))))
