@@ -1,6 +1,6 @@
 """Names the parts of a user's module that become blocks: the decorator ``pipelined``."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias, TypeVar
 
@@ -10,6 +10,7 @@ from ..errors import ModelError
 
 ContextFunction: TypeAlias = Callable[[Any], Mapping[str, Tensor]]
 InitFunction: TypeAlias = Callable[[nn.Module, int], None]
+ValueFunction: TypeAlias = Callable[[int, Sequence[str]], Mapping[str, Tensor]]
 Names: TypeAlias = str | tuple[str, ...]
 ModuleClass = TypeVar("ModuleClass", bound=type[nn.Module])
 
@@ -28,6 +29,8 @@ class Layout:
     """Together the last block, one after the other; empty: there is none."""
     context: str | ContextFunction | None = None
     init: InitFunction | None = None
+    values: ValueFunction | None = None
+    """From a block and names in it to first values on the CPU, read from files; instead of ``init``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,13 +110,21 @@ def pipelined(
 
 
 def layout_of(model: nn.Module) -> Layout | None:
-    """The layout of a decorated class, or of a plain ``nn.Sequential`` (each child is a block); else None."""
-    layout = getattr(type(model), _ATTRIBUTE, None)
+    """The layout of a decorated class, or of a plain ``nn.Sequential`` (each child is a block); else None.
+
+    An adapter, which knows its blocks only when it is constructed, has a layout of its own (``give_layout``).
+    """
+    layout = getattr(model, _ATTRIBUTE, None)
     if isinstance(layout, Layout):
         return layout
     if isinstance(model, nn.Sequential):
         return Layout(first=(), blocks=("",), last=())
     return None
+
+
+def give_layout(model: nn.Module, layout: Layout) -> None:
+    """Say of one constructed model where it keeps its blocks."""
+    object.__setattr__(model, _ATTRIBUTE, layout)
 
 
 def find_blocks(model: nn.Module, layout: Layout) -> tuple[Block, ...]:

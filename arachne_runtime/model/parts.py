@@ -98,7 +98,7 @@ class ModelParts:
             )
         blocks = find_blocks(built.model, layout)
         _refuse_parameters_outside(built.model, blocks)
-        sources = {} if layout.init else check_initialisation(blocks, built.log)
+        sources = {} if layout.init or layout.values else check_initialisation(blocks, built.log)
         return cls(built.model, layout, blocks, _find_ties(blocks, sources))
 
     @property
@@ -222,12 +222,20 @@ class ModelParts:
         sources = {self._tie_of[key].source for key in wanted if key in self._tie_of}
         values: dict[int, Tensor] = {}
         for index in sorted(sources | {block.index for block in blocks}):
-            named = self._blocks[index].parameters()
-            for name, value in initial_values(self._blocks[index], seed, self._layout.init).items():
-                key = id(named[name])
-                if key in wanted and (key not in self._tie_of or self._tie_of[key].source == index):
-                    values[key] = place(value)
+            named = {
+                name: id(p)
+                for name, p in self._blocks[index].parameters().items()
+                if id(p) in wanted and (id(p) not in self._tie_of or self._tie_of[id(p)].source == index)
+            }
+            found = self._values(index, tuple(named), seed)
+            values |= {key: place(found[name]) for name, key in named.items()}
         return values
+
+    def _values(self, block: int, names: Sequence[str], seed: int) -> Mapping[str, Tensor]:
+        """First values of some parameters of a block, on the CPU: read, or drawn."""
+        if self._layout.values is not None:
+            return self._layout.values(block, names)
+        return initial_values(self._blocks[block], seed, self._layout.init)
 
 
 def _placing(device: torch.device, dtype: torch.dtype | None) -> Callable[[Tensor], Tensor]:
