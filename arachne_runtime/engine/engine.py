@@ -94,7 +94,7 @@ class Engine:
         self._mesh = Mesh.form(plan, self._summed, self.place.rank, device)
         self._gradients = Gradients.of(self.stage, self._mesh)
         self.optimizer = self._make_optimizer()
-        """None on a stage without parameters."""
+        """None on a stage without parameters that train."""
         self.schedule = recipe.lr_schedule(self.optimizer) if recipe.lr_schedule and self.optimizer else None
         self.num_steps = 0
         """Steps done."""
@@ -106,7 +106,7 @@ class Engine:
         self._program = lru_cache(KEPT_PROGRAMS)(self._make_program)
 
     def _make_optimizer(self) -> torch.optim.Optimizer | None:
-        recipe, parameters = self.recipe, [parameter for _, parameter in self.named_parameters()]
+        recipe, parameters = self.recipe, [p for _, p in self.named_parameters() if p.requires_grad]
         if not parameters:
             return None
         made = recipe.optimizer(parameters)
