@@ -1,0 +1,173 @@
+"""The one door to DeepSpeed: imports it quietly, and makes its ZeRO optimizer on a group of ranks.
+
+Written against DeepSpeed 0.19.8. It reads its device from an environment variable, compiles an extension for
+messages in shared memory that ZeRO never uses, and keeps the last groups in a global: all of that stays here.
+"""
+
+import logging
+import os
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.optim import Optimizer
+
+from ..errors import UnsupportedEnvironmentError
+
+SHARED_MEMORY_OP = "deepspeed_shm_comm"
+"""Compiled at the first start (up to 70 s, with g++ and ninja) for all-reduces of inference on CPUs."""
+LOCAL_RANK = "LOCAL_RANK"
+"""Where DeepSpeed reads the index of its device: in a plan that is the device's, not the process's."""
+
+EXPECTED = ("Setting accelerator to CPU", "using ZeRO with an untested optimizer")
+"""Words of warnings that say what was asked for: a rank on a CPU, and an optimizer that we have tried."""
+
+
+class Split:
+    """DeepSpeed's engine around a module whose optimizer is split over a group; an open handle on it."""
+
+    def __init__(self, engine: Any) -> None:
+        self._engine = engine
+        self.zero: Any = engine.optimizer
+        """Its ZeRO optimizer; the interface is DeepSpeed's own and not typed."""
+
+    @classmethod
+    def of(
+        cls,
+        module: nn.Module,
+        optimizer: Optimizer,
+        *,
+        stage: int,
+        group: dist.ProcessGroup,
+        device: torch.device,
+        settings: Mapping[str, Any],
+    ) -> "Split":
+        """Split ``optimizer`` of ``module`` over ``group``; all its ranks call this together.
+
+        Only the group's ranks communicate. DeepSpeed neither clips nor scales: ``gradient_clipping`` is 0
+        (its default of 1 would clip each stage alone).
+
+        Args:
+            module: Holds the parameters of the optimizer.
+            optimizer: Its parameters become this rank's part of them, flat.
+            stage: Of ZeRO, 1 to 3.
+            group: The ranks.
+            device: Of this rank.
+            settings: For DeepSpeed's configuration, beside those that hold for every stage.
+
+        Raises:
+            UnsupportedEnvironmentError: DeepSpeed is missing, or computes on another type of device.
+
+        """
+        deepspeed = load(device)
+        config = {
+            "train_micro_batch_size_per_gpu": 1,  # it must be told, and is used for nothing here
+            "gradient_accumulation_steps": 1,
+            "gradient_clipping": 0.0,
+            "zero_allow_untested_optimizer": True,
+            "zero_force_ds_cpu_optimizer": False,
+            "steps_per_print": None,
+            **settings,
+        }
+        config["zero_optimization"] = {"stage": stage, **settings.get("zero_optimization", {})}
+        with _device_of(device), _quiet():
+            engine, *_ = deepspeed.initialize(
+                model=module, optimizer=optimizer, mpu=_Group(group), config=config
+            )
+        return cls(engine)
+
+    def step(self) -> None:
+        """DeepSpeed's step: the part of this rank, then all parts go to all ranks."""
+        with _quiet():
+            self.zero.step()
+
+    def close(self) -> None:
+        """Remove its hooks and let go of the group, which a global of DeepSpeed's also holds."""
+        from deepspeed.utils import groups
+
+        self._engine.destroy()
+        self._engine = self.zero = None
+        groups.mpu = None
+
+
+def load(device: torch.device) -> Any:
+    """Import DeepSpeed without its chatter and without compiling anything.
+
+    Raises:
+        UnsupportedEnvironmentError: It is missing, or would compute on another type of device.
+
+    """
+    logging.getLogger("DeepSpeed").addFilter(_matters)
+    try:
+        import deepspeed
+        import deepspeed.ops
+    except ImportError as error:
+        raise UnsupportedEnvironmentError(
+            f"ZeRO needs DeepSpeed, which cannot be imported ({error}): "
+            "pip install 'arachne-hetero[deepspeed]', or set zero to 0 in the plan"
+        ) from error
+    deepspeed.ops.__compatible_ops__[SHARED_MEMORY_OP] = False
+    there = deepspeed.accelerator.get_accelerator().device_name()
+    if there != device.type:
+        raise UnsupportedEnvironmentError(
+            f"DeepSpeed computes on {there} here, but this rank's device is {device}; "
+            f"set DS_ACCELERATOR={device.type} before the start, or set zero to 0 in the plan"
+        )
+    return deepspeed
+
+
+class _Group:
+    """Tells DeepSpeed which ranks hold the same parameters; its name for this is mpu."""
+
+    def __init__(self, group: dist.ProcessGroup) -> None:
+        self._group = group
+
+    def get_data_parallel_group(self) -> dist.ProcessGroup:
+        return self._group
+
+    def get_data_parallel_rank(self) -> int:
+        return dist.get_rank(self._group)
+
+    def get_data_parallel_world_size(self) -> int:
+        return dist.get_world_size(self._group)
+
+    def get_model_parallel_group(self) -> None:
+        """No other rank has a part in what DeepSpeed sums: the engine sums and clips."""
+
+    def get_model_parallel_rank(self) -> int:
+        return 0
+
+    def get_model_parallel_world_size(self) -> int:
+        return 1
+
+
+def _matters(record: logging.LogRecord) -> bool:
+    """Whether a message is worth a user's attention."""
+    text = record.getMessage()
+    return record.levelno >= logging.WARNING and not any(words in text for words in EXPECTED)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without the warning that torch 2.13 gives of a function that DeepSpeed 0.19 calls in every step."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", r"`torch\.distributed\.\w+` is deprecated", FutureWarning)
+        yield
+
+
+@contextmanager
+def _device_of(device: torch.device) -> Iterator[None]:
+    """Name the device in the variable that DeepSpeed reads; afterwards it is as it was."""
+    before = os.environ.get(LOCAL_RANK)
+    os.environ[LOCAL_RANK] = str(device.index or 0)
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[LOCAL_RANK]
+        else:
+            os.environ[LOCAL_RANK] = before
