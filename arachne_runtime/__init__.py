@@ -21,7 +21,7 @@ if TYPE_CHECKING:
         UsageError,
         WorkerFailedError,
     )
-    from .model import ModelParts, Workload, pipelined
+    from .model import ModelParts, MoE, Workload, add_loss, extra_losses, pipelined
     from .plan.cluster import Cluster
     from .plan.files import read_cluster, read_model, read_plan, read_profile
     from .plan.model import ModelSpec
@@ -36,6 +36,7 @@ __all__ = [
     "Cluster",
     "Engine",
     "InvalidFileError",
+    "MoE",
     "ModelError",
     "ModelParts",
     "ModelSpec",
@@ -58,6 +59,8 @@ __all__ = [
     "WorkerFailedError",
     "Workload",
     "__version__",
+    "add_loss",
+    "extra_losses",
     "pipelined",
     "read_cluster",
     "read_model",
@@ -69,7 +72,7 @@ _NAMES = {
     ".data": ("StepBatch",),
     ".engine": ("Engine", "Recipe", "StepReport"),
     ".errors": tuple(name for name in __all__ if name.endswith("Error")),
-    ".model": ("ModelParts", "Workload", "pipelined"),
+    ".model": ("ModelParts", "MoE", "Workload", "add_loss", "extra_losses", "pipelined"),
     ".plan.cluster": ("Cluster",),
     ".plan.files": ("read_cluster", "read_model", "read_plan", "read_profile"),
     ".plan.model": ("ModelSpec",),

@@ -1,4 +1,4 @@
-"""A mixture of experts in every tiling of up to six devices: outputs and gradients of the block as a whole."""
+"""A mixture of experts in every tiling of up to six devices: outputs and gradients of the whole block."""
 
 from dataclasses import dataclass
 from itertools import accumulate, product
@@ -81,7 +81,7 @@ def train(moe: MoE, x: Tensor, gradient: Tensor, all_rows: int) -> dict[str, Ten
     extra = [loss * (len(x) / all_rows) for loss in added]
     torch.autograd.backward([output, *extra], [gradient, *(None for _ in extra)])
     return {
-        "output": output.detach(), "x": x.grad, "extra": torch.stack(extra or [torch.zeros(())]).detach().sum(),
+        "output": output.detach(), "x": x.grad, "extra": sum((e.detach() for e in extra), torch.zeros(())),
         "router": moe.router.weight.grad, "up": moe.up.grad, "down": moe.down.grad,
     }  # fmt: skip
 
@@ -175,7 +175,11 @@ def layouts():
         for ep, etp in product(range(1, num_devices + 1), repeat=2):
             if num_devices % (ep * etp):
                 continue
-            for degrees in {(1,) * num_devices, (num_devices,), (num_devices - 1, 1) if num_devices > 1 else (1,)}:
+            for degrees in {
+                (1,) * num_devices,
+                (num_devices,),
+                (num_devices - 1, 1) if num_devices > 1 else (1,),
+            }:
                 rows = tuple((r * 2 + ep + etp) % 4 for r in range(len(degrees)))
                 rows = rows if sum(rows) else (1, *rows[1:])
                 found.append(
@@ -239,7 +243,9 @@ def test_the_balancing_loss_is_a_mean_over_samples() -> None:
     probabilities = torch.rand(5, SEQUENCE, EXPERTS, dtype=torch.float64).softmax(-1)
     chosen = probabilities.flatten(0, 1).topk(2).indices
     whole = balancing_loss(probabilities, chosen)
-    parts = [balancing_loss(probabilities[a:b], chosen[a * SEQUENCE : b * SEQUENCE]) for a, b in ((0, 1), (1, 5))]
+    parts = [
+        balancing_loss(probabilities[a:b], chosen[a * SEQUENCE : b * SEQUENCE]) for a, b in ((0, 1), (1, 5))
+    ]
     close(parts[0] / 5 + parts[1] * 4 / 5, whole)
     even = torch.full((1, EXPERTS, EXPERTS), 1 / EXPERTS, dtype=torch.float64)
     close(balancing_loss(even, torch.arange(EXPERTS)[:, None]), torch.ones((), dtype=torch.float64))
@@ -257,7 +263,9 @@ def test_what_a_moe_refuses() -> None:
         MoE(2, 2, 4, 5)
     with pytest.raises(ModelError, match="'relu' is not known; known: swiglu, gelu"):
         MoE(2, 2, 4, 1, activation="relu")
-    with pytest.raises(ModelError, match=r"one number, the mean over the samples of a block; got shape \(2,\)"):
+    with pytest.raises(
+        ModelError, match=r"one number, the mean over the samples of a block; got shape \(2,\)"
+    ):
         add_loss(torch.zeros(2))
     with pytest.raises(ModelError, match="got float"):
         add_loss(1.0)  # type: ignore[arg-type]

@@ -11,7 +11,7 @@ from torch.utils.checkpoint import checkpoint
 from ..data.batch import StepBatch, take_rows
 from ..errors import ModelError
 from ..measure.recorder import Records
-from ..model import StageModule
+from ..model import StageModule, extra_losses
 from ..plan.records import RecordKind
 from ..plan.schedule import Action, Work
 from .courier import Courier
@@ -24,6 +24,8 @@ from .watch import Watch
 from .weight import Weight
 
 Context = Callable[[Any], Mapping[str, Tensor]]
+_Result = tuple[tuple[Tensor, ...], tuple[Tensor, ...]]
+"""What some blocks return, and the losses that they added."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,6 +61,8 @@ class _Piece:
     blocks: range
     entry: Entry
     outputs: tuple[Tensor, ...]
+    added: tuple[Tensor, ...]
+    """Losses that its blocks added, weighted."""
 
 
 class Player:
@@ -88,7 +92,7 @@ class Player:
         self._held: dict[int, list[_Piece]] = {}
         self._samples: dict[int, Any] = {}
         self.loss = torch.zeros((), dtype=torch.float64, device=play.device)
-        """Weighted sum of the losses so far, on the last stage."""
+        """Weighted sum of the losses so far: of the last stage, and of those that blocks added."""
 
     def play(self, action: Action, following: Action | None, weight: Weight) -> None:
         """Play one action; the input of the ``following`` one is received meanwhile."""
@@ -138,10 +142,11 @@ class Player:
         with self._play.watch.forward(context, random_too=self._watched):
             for blocks in self._pieces(micro_batch):
                 entry = Entry.behind(outputs) if pieces else Entry(taken, needs_grad)
-                outputs = self._run(entry.tensors, context, blocks)
+                outputs, added = self._run(entry.tensors, context, blocks)
+                added = self._weighted_by_rows(added, len(self._rows[micro_batch]))
                 if self._play.is_last and blocks.stop == self._play.stage.block_range.stop:
                     outputs = (self._weighted_loss(outputs, samples, weight, len(self._rows[micro_batch])),)
-                pieces.append(_Piece(blocks, entry, outputs))
+                pieces.append(_Piece(blocks, entry, outputs, added))
         if two is not None:
             two.refuse_mixing(self._play.stage)
         self._held[micro_batch] = pieces
@@ -171,9 +176,7 @@ class Player:
         """The stage in one, or for the last micro-batch in pieces, so that sums start between them."""
         return self._play.pieces if micro_batch == self._last else (self._play.stage.block_range,)
 
-    def _run(
-        self, inputs: tuple[Tensor, ...], context: Mapping[str, Tensor], blocks: range
-    ) -> tuple[Tensor, ...]:
+    def _run(self, inputs: tuple[Tensor, ...], context: Mapping[str, Tensor], blocks: range) -> _Result:
         if not self._play.recompute:
             return self._through(inputs, context, blocks)
         keep_random = self._play.stochastic
@@ -181,27 +184,31 @@ class Player:
             self._on_copies, inputs, context, blocks, use_reentrant=False, preserve_rng_state=keep_random
         )
 
-    def _on_copies(
-        self, inputs: tuple[Tensor, ...], context: Mapping[str, Tensor], blocks: range
-    ) -> tuple[Tensor, ...]:
+    def _on_copies(self, inputs: tuple[Tensor, ...], context: Mapping[str, Tensor], blocks: range) -> _Result:
         """The stage run again must begin where it began, though a block may change its input in place."""
         return self._through(tuple(tensor.clone() for tensor in inputs), context, blocks)
 
-    def _through(
-        self, inputs: tuple[Tensor, ...], context: Mapping[str, Tensor], blocks: range
-    ) -> tuple[Tensor, ...]:
+    def _through(self, inputs: tuple[Tensor, ...], context: Mapping[str, Tensor], blocks: range) -> _Result:
         """Run blocks; ModelError where they change what shared its memory before it crossed a boundary."""
         received = not self._play.is_first and blocks.start == self._play.stage.block_range.start
         shared = self._courier.shares_memory if received else ()
         before = [(t, t._version) for t, flag in zip(inputs, shared, strict=False) if flag]
-        outputs: tuple[Tensor, ...] = self._play.stage(inputs, context, blocks)
+        with extra_losses() as added:
+            outputs: tuple[Tensor, ...] = self._play.stage(inputs, context, blocks)
         if any(tensor._version != version for tensor, version in before):
             raise ModelError(
                 f"block {blocks.start} or one behind it changes its input in place, which shared memory with "
                 f"another output of block {blocks.start - 1}: one process would see the change in both; "
                 "return copies (.clone()) from that block"
             )
-        return outputs
+        return outputs, tuple(added)
+
+    def _weighted_by_rows(self, added: tuple[Tensor, ...], num_rows: int) -> tuple[Tensor, ...]:
+        """Means over these rows as parts of the mean over the global batch; over no rows there is none."""
+        weighted = tuple(value * (num_rows / self._batch.num_rows) for value in added if num_rows)
+        for value in weighted:
+            self.loss += value.detach()
+        return weighted
 
     def _weighted_loss(
         self, outputs: tuple[Tensor, ...], samples: Any, weight: Weight, num_rows: int
@@ -229,8 +236,10 @@ class Player:
         while pieces:
             piece = pieces.pop()
             outputs = [tensor for tensor in piece.outputs if tensor.requires_grad]
-            if outputs:
-                torch.autograd.backward(outputs, gradients)
+            added = [value for value in piece.added if value.requires_grad]
+            if outputs or added:
+                given = [None] * len(outputs) if gradients is None else gradients  # a loss is one number
+                torch.autograd.backward(outputs + added, [*given, *([None] * len(added))])
             gradients = piece.entry.gradients()
             if micro_batch == self._last:
                 self._courier.passed(piece.blocks.start)

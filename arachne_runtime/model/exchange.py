@@ -56,7 +56,7 @@ def scatter_sum(rows: Tensor, counts: Sequence[int], peers: Peers) -> Tensor:
 
 
 def own_part(rows: Tensor, peers: Peers) -> Tensor:
-    """This member's even part of ``rows`` that all members hold alike; so do they their gradient."""
+    """The even part that is this member's, of ``rows`` that all hold alike; their gradient is alike too."""
     result: Tensor = _OwnPart.apply(rows, peers)  # type: ignore[no-untyped-call]
     return result
 
@@ -136,7 +136,7 @@ def _reordered(rows: Tensor, counts: Sequence[int], order: Sequence[int]) -> Ten
     """The runs of ``counts`` rows in another order."""
     if list(order) == sorted(order):
         return rows
-    runs = rows.split(list(counts))
+    runs = torch.split(rows, list(counts))
     return torch.cat([runs[index] for index in order])
 
 

@@ -124,8 +124,9 @@ class MoE(nn.Module):
         probabilities_TE = F.softmax(self.router(tokens_TD), dim=-1, dtype=_routing_dtype(x.dtype))
         weights_TK, chosen_TK = probabilities_TE.topk(self.top_k, dim=-1)
         if self.balance and len(x):
-            loss = balancing_loss(probabilities_TE.unflatten(0, (len(x), -1)), chosen_TK)
-            add_loss(self.balance * loss)
+            add_loss(
+                self.balance * balancing_loss(probabilities_TE.view(len(x), -1, self.num_experts), chosen_TK)
+            )
         if self.normalise:
             weights_TK = weights_TK / weights_TK.sum(-1, keepdim=True)
         mixed_TD = self._of_replica(tokens_TD, weights_TK.to(x.dtype), chosen_TK)
@@ -159,13 +160,13 @@ class MoE(nn.Module):
         held = [len(part) for part in even_parts(self.num_experts, len(peers))]
         mine = held[peers.here]
         counts_PE = exchange(counts_E, held, [mine] * len(peers), peers).view(len(peers), mine)
-        sent = [int(part.sum()) for part in counts_E.split(held)]
+        sent = [int(part.sum()) for part in torch.split(counts_E, held)]
         received: list[int] = counts_PE.sum(1).tolist()
         found = self._to_parts(exchange(rows_AD, sent, received, peers), counts_PE)
         return exchange(found, received, sent, peers)
 
     def _to_parts(self, rows_AD: Tensor, counts_PE: Tensor) -> Tensor:
-        """Rows by source and expert, to all devices that hold parts of the experts; the sum of what they find."""
+        """Rows by source and expert, to all that hold parts of these experts; the sum of what they find."""
         peers = self._mesh.tensor
         if peers is None or _ALONE.get():
             return self._grouped(rows_AD, counts_PE)
@@ -186,7 +187,7 @@ class MoE(nn.Module):
 
     def _compute(self, rows_AD: Tensor, counts_E: Sequence[int]) -> Tensor:
         """Each expert on its run of rows, also on none: so every device has the same gradients."""
-        runs = zip(rows_AD.split(list(counts_E)), self.up.unbind(), self.down.unbind(), strict=True)
+        runs = zip(torch.split(rows_AD, list(counts_E)), self.up.unbind(), self.down.unbind(), strict=True)
         return torch.cat([F.linear(self._act(F.linear(rows, up)), down) for rows, up, down in runs])
 
     def _act(self, inner: Tensor) -> Tensor:
@@ -207,7 +208,7 @@ def balancing_loss(probabilities_BSE: Tensor, chosen_TK: Tensor) -> Tensor:
         chosen_TK: Experts of each of the B x S tokens.
 
     """
-    num_samples, sequence, num_experts = probabilities_BSE.shape
+    num_samples, _, num_experts = probabilities_BSE.shape
     chosen = chosen_TK.view(num_samples, -1)
     used_BE = torch.zeros_like(probabilities_BSE[:, 0]).scatter_add_(
         1, chosen, torch.ones_like(chosen, dtype=probabilities_BSE.dtype)

@@ -28,7 +28,9 @@ def add_loss(value: Tensor) -> None:
     """
     if not isinstance(value, Tensor) or value.numel() != 1:
         what = f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
-        raise ModelError(f"add_loss(value) takes one number, the mean over the samples of a block; got {what}")
+        raise ModelError(
+            f"add_loss(value) takes one number, the mean over the samples of a block; got {what}"
+        )
     found = _FOUND.get()
     if found is not None:
         found.append(value.reshape(()))
