@@ -178,15 +178,15 @@ def test_groups_of_k_and_v_fewer_than_the_degree_are_copies_that_all_contribute(
 
 def test_a_vocabulary_that_does_not_divide_is_cut_by_rows():
     form = rows(13)
-    assert [local_shape(form, Position(tensor=(i, 4)))[0] for i in range(4)] == [4, 4, 4, 1]
+    assert [local_shape(form, Position(tensor=(i, 4)))[0] for i in range(4)] == [4, 3, 3, 3]
 
 
 @pytest.mark.parametrize(
     ("form", "degree", "told"),
     [
         (rows(12, units=6), 4, "6 units of 2 rows"),
-        (rows(5), 4, "5 rows"),
-        (rows(2), 4, "a degree out of 1, 2"),
+        (rows(2), 4, "2 rows, which 4 ranks cannot share"),
+        (rows(6, units=2), 4, "a degree out of 1, 2"),
         (qkv(4, 3), 2, "3 units of 2 rows"),
     ],
 )

@@ -20,8 +20,8 @@ from .signature import HEADER_LENGTH, MAX_TENSORS, Signature, decode, encode, gr
 class Reducer(Protocol):
     """What sums gradients."""
 
-    def passed(self, block: int) -> None:
-        """The gradients of ``block`` and those behind it are complete on this rank."""
+    def passed(self, blocks: range) -> None:
+        """The gradients of ``blocks`` are complete on this rank."""
         ...
 
     def start(self, reduction: Reduction) -> bool:
@@ -120,9 +120,9 @@ class Courier:
         for source in gradients[:-PENDING_SENDS]:
             self._end_sends(source)
 
-    def passed(self, block: int) -> None:
-        """The last backward of the step has passed ``block``: sums of gradients from there on may start."""
-        self._reducer.passed(block)
+    def passed(self, blocks: range) -> None:
+        """The last backward of the step has passed ``blocks``: sums of their gradients may start."""
+        self._reducer.passed(blocks)
         self.advance()
 
     def finish(self) -> None:

@@ -92,7 +92,7 @@ class Engine:
         self.stage = parts.stage(mine.blocks, device=device, seed=recipe.seed, dtype=recipe.dtype)
         self._summed = summed_of(parts)
         self._mesh = Mesh.form(plan, self._summed, self.place.rank, device)
-        self._gradients = Gradients.of(self.stage, self._mesh)
+        self._gradients = Gradients.of((self.stage,), self._mesh)
         self.optimizer = self._make_optimizer()
         """None on a stage without parameters that train."""
         self.schedule = recipe.lr_schedule(self.optimizer) if recipe.lr_schedule and self.optimizer else None
@@ -118,7 +118,7 @@ class Engine:
         exact, once = not recipe.stochastic, runs_once(self.plan, mine)
         return Play(
             stage=self.stage,
-            pieces=self._gradients.pieces(),
+            pieces=self._gradients.pieces(self.stage),
             device=self._mesh.device,
             is_first=self.place.stage == 0,
             is_last=self.place.stage == len(pipeline.stages) - 1,
@@ -224,7 +224,7 @@ class Engine:
     def _reduce(self, program: Program, courier: Courier) -> None:
         """Issue the sums of gradients and wait for them."""
         start = self._records.mark()
-        courier.passed(self.stage.block_range.start)
+        courier.passed(self.stage.block_range)
         courier.finish()
         for reduction in program.sequence:
             if isinstance(reduction, Reduction):

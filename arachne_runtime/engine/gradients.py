@@ -1,115 +1,67 @@
 """Sums gradients over all ranks that hold a parameter, packed in flat buffers that gradients are views of."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 
 from ..errors import ModelError, UsageError
 from ..mesh import Mesh
 from ..model import StageModule
-from ..plan.limits import BUCKET_BYTES
 from ..plan.order import Reduction
+from ..plan.shards import Atom, ParameterForm, held
 from ..units import Bytes
-
-
-@dataclass(slots=True)
-class Bucket:
-    """Parameters of one dtype that are summed in one message."""
-
-    parameters: Sequence[nn.Parameter]
-    flat: Tensor
-    """All gradients one behind the other, then for each parameter how many ranks have a gradient."""
-    views: Sequence[Tensor]
-    group: dist.ProcessGroup
-    work: dist.Work | None = None
-    complete: bool = False
-    """Whether every parameter has a gradient on this rank, so that the counts need not be read."""
-
-    @classmethod
-    def of(cls, named: Sequence[tuple[str, nn.Parameter]], group: dist.ProcessGroup) -> "Bucket":
-        """An empty bucket for parameters of one dtype and device."""
-        parameters = [p for _, p in named]
-        sizes = [p.numel() for p in parameters]
-        like = parameters[0]
-        flat = torch.zeros(sum(sizes) + len(sizes), dtype=like.dtype, device=like.device)
-        *parts, _ = torch.split(flat, [*sizes, len(sizes)])
-        views = [part.view(p.shape) for part, p in zip(parts, parameters, strict=True)]
-        return cls(parameters, flat, views, group)
-
-    def adopt(self) -> None:
-        """Move gradients that autograd allocated into the buffer; later ones are added there in place."""
-        for parameter, view in zip(self.parameters, self.views, strict=True):
-            gradient = parameter.grad
-            if gradient is not None and gradient is not view:
-                view.copy_(gradient)
-                parameter.grad = view
-
-    def start(self) -> None:
-        """Send the sums on their way."""
-        self.adopt()
-        have = [p.grad is not None for p in self.parameters]
-        self.complete = all(have)
-        for view, mine in zip(self.views, have, strict=True):
-            if not mine:
-                view.zero_()
-        self.flat[-len(have) :] = torch.tensor(have, dtype=self.flat.dtype)
-        self.work = dist.all_reduce(self.flat, group=self.group, async_op=True)
-
-    def finish(self) -> None:
-        """Wait; a parameter that got a gradient on any rank has the sum on every rank, others stay None."""
-        if self.work is None:
-            return
-        self.work.wait()
-        self.work = None
-        if not self.complete:
-            counts = self.flat[-len(self.parameters) :].tolist()
-            for parameter, view, count in zip(self.parameters, self.views, counts, strict=True):
-                parameter.grad = view if count else None
+from .bucket import Bucket, Piece, pack
 
 
 @dataclass(slots=True)
 class Gradients:
-    """The gradients of one stage, and their sums."""
+    """The gradients of one rank, of all stages that it holds, and their sums."""
 
     buckets: dict[Reduction, list[Bucket]]
     parameters: Sequence[nn.Parameter]
     """Those that take a gradient."""
-    counted: Sequence[nn.Parameter]
-    """Those whose norm this rank contributes: each parameter of the model is counted on one rank."""
+    counted: Sequence[Piece]
+    """Those whose norm this rank contributes: each element of the model is counted on one rank."""
     frozen: Sequence[nn.Parameter]
     """Those that take none."""
-    stage: StageModule
+    stages: Sequence[StageModule]
     held: Sequence[nn.Parameter]
-    """All that the stage held when this was made."""
-    _passed: int = field(default=0, init=False)
-    """Lowest block whose gradients are complete."""
+    """All that the stages held when this was made."""
+    starts: frozenset[int]
+    """Blocks behind which a sum with other ranks may start; alike on all ranks of a replica."""
+    lowest: Mapping[Reduction, Sequence[int]]
+    """Of each sum with other ranks, the lowest block of each stage here that holds a part of it."""
+    _incomplete: set[int] = field(default_factory=set, init=False)
+    """Blocks whose gradients may still grow in this step."""
     _unsettled: list[nn.Parameter] = field(default_factory=list, init=False)
     """Parameters that have no gradient yet in this step."""
 
-    @property
-    def blocks(self) -> range:
-        """Of the stage."""
-        return self.stage.block_range
-
     @classmethod
-    def of(cls, stage: StageModule, mesh: Mesh) -> "Gradients":
-        """Pack the parameters of a stage by reduction and dtype, in descending block order."""
+    def of(cls, stages: Sequence[StageModule], mesh: Mesh) -> "Gradients":
+        """Pack the parameters of the stages by reduction and dtype, in descending block order."""
         buckets: dict[Reduction, list[Bucket]] = {}
-        parameters: list[nn.Parameter] = []
-        counted: list[nn.Parameter] = []
+        pieces: list[Piece] = []
+        named = _named(stages)
         for reduction in mesh.reductions:
-            named = [(n, p) for n, p in _parameters(stage, reduction) if p.requires_grad]
-            parameters += [p for _, p in named]
-            if reduction.members[0] == mesh.place.rank:
-                counted += [p for _, p in named]
+            mine = [_piece(named, form, atom, reduction, mesh) for form, atom in reduction.atoms]
+            pieces += mine
             if len(reduction.members) > 1:
-                buckets[reduction] = list(_pack(named, mesh.groups[reduction.members]))
-        frozen = [p for p in stage.parameters() if not p.requires_grad]
-        return cls(buckets, parameters, counted, frozen, stage, tuple(stage.parameters()))
+                buckets[reduction] = list(pack(mine, mesh.groups[reduction.members]))
+        parameters = tuple({id(piece.parameter): piece.parameter for piece in pieces}.values())
+        held = _all_parameters(stages)
+        return cls(
+            buckets,
+            parameters,
+            counted=[piece for piece in pieces if piece.counts],
+            frozen=[p for p in held if not p.requires_grad],
+            stages=stages,
+            held=held,
+            starts=mesh.starts,
+            lowest={reduction: _lowest(stages, reduction) for reduction in buckets},
+        )
 
     def begin(self) -> None:
         """Forget the gradients of the last step; UsageError where a parameter is new, or was frozen."""
@@ -119,17 +71,18 @@ class Gradients:
                 f"a parameter of shape {thawed[0]} was frozen when the engine was made, so no rank sums its "
                 "gradient; make the engine with it trainable and freeze it afterwards, or make a new engine"
             )
-        self._passed = self.blocks.stop
+        self._incomplete = {block for stage in self.stages for block in stage.block_range}
         self._unsettled = list(self.parameters)
         for parameter in self.parameters:
             parameter.grad = None
 
     def _refuse_changes(self) -> None:
-        now = tuple(self.stage.parameters())
+        now = _all_parameters(self.stages)
         if len(now) == len(self.held) and all(a is b for a, b in zip(now, self.held, strict=True)):
             return
         old, new = ({id(p) for p in parameters} for parameters in (self.held, now))
-        added = [name for name, p in self.stage.named_parameters() if id(p) not in old]
+        named = (pair for stage in self.stages for pair in stage.named_parameters())
+        added = [name for name, p in named if id(p) not in old]
         told = (
             f"{added[0]} was put into the stage" if added else f"{len(old - new)} were taken out of the stage"
         )
@@ -159,19 +112,19 @@ class Gradients:
         taken = {gradient.untyped_storage().data_ptr() for gradient in fresh}
         return tuple(t.clone() if t.untyped_storage().data_ptr() in taken else t for t in sent)
 
-    def passed(self, block: int) -> None:
-        """The last backward of the step has passed ``block``."""
-        self._passed = block
+    def passed(self, blocks: range) -> None:
+        """The last backward of the step has passed ``blocks``."""
+        self._incomplete.difference_update(blocks)
 
-    def pieces(self) -> tuple[range, ...]:
-        """Runs of blocks of the stage, ascending, behind each of which a sum with other ranks may start."""
-        starts = {min(b for b in r.blocks if b in self.blocks) for r in self.buckets if r.tie is None}
-        edges = sorted({self.blocks.start, *starts, self.blocks.stop})
+    def pieces(self, stage: StageModule) -> tuple[range, ...]:
+        """Runs of blocks of a stage, ascending, behind each of which a sum with other ranks may start."""
+        blocks = stage.block_range
+        edges = sorted({blocks.start, *self.starts.intersection(blocks), blocks.stop})
         return tuple(range(a, b) for a, b in pairwise(edges))
 
     def start(self, reduction: Reduction) -> bool:
         """Start a sum, once the last backward has passed all its blocks that this rank holds."""
-        if min(block for block in reduction.blocks if block in self.blocks) < self._passed:
+        if not self._incomplete.isdisjoint(self.lowest[reduction]):
             return False
         for bucket in self.buckets[reduction]:
             bucket.start()
@@ -192,8 +145,9 @@ class Gradients:
         yield from (p.grad for p in self.parameters if p.grad is not None)
 
     def squared_norm(self) -> float:
-        """Sum of squares over the parameters that this rank counts."""
-        grads = [p.grad for p in self.counted if p.grad is not None]
+        """Sum of squares over what this rank counts."""
+        used = (piece for piece in self.counted if piece.parameter.grad is not None)
+        grads = [gradient for piece in used for gradient in piece.gradients()]
         return float(torch.nn.utils.get_total_norm(grads).double().square()) if grads else 0.0
 
     def clip(self, norm: float, limit: float) -> None:
@@ -208,18 +162,30 @@ class Gradients:
         return (bucket for buckets in self.buckets.values() for bucket in buckets)
 
 
-def _parameters(stage: StageModule, reduction: Reduction) -> list[tuple[str, nn.Parameter]]:
-    if reduction.tie is not None:
-        return [(name, p) for name, p in stage.tied_parameters() if name == reduction.tie]
-    return [pair for block in reversed(reduction.blocks) for pair in reversed(stage.block_parameters(block))]
+def _named(stages: Sequence[StageModule]) -> dict[str, nn.Parameter]:
+    """By global name, or by the name of the tie."""
+    named = {name: p for stage in stages for b in stage.block_range for name, p in stage.block_parameters(b)}
+    return named | {name: p for stage in stages for name, p in stage.tied_parameters()}
 
 
-def _pack(named: Sequence[tuple[str, nn.Parameter]], group: dist.ProcessGroup) -> Iterable[Bucket]:
-    by_dtype: dict[torch.dtype, list[tuple[str, nn.Parameter]]] = {}
-    for name, parameter in named:
-        waiting = by_dtype.setdefault(parameter.dtype, [])
-        waiting.append((name, parameter))
-        if sum(p.nbytes for _, p in waiting) >= BUCKET_BYTES:
-            yield Bucket.of(by_dtype.pop(parameter.dtype), group)
-    for waiting in by_dtype.values():
-        yield Bucket.of(waiting, group)
+def _piece(
+    named: Mapping[str, nn.Parameter], form: ParameterForm, atom: Atom, reduction: Reduction, mesh: Mesh
+) -> Piece:
+    """A part of a parameter of this rank."""
+    parameter = named[form.tie or form.name]
+    whole = held(form, mesh.position_at(reduction.blocks))
+    assert tuple(parameter.shape) == tuple(sum(map(len, runs)) for runs in whole), (
+        f"{form.name} has shape {tuple(parameter.shape)} here, {whole} of {form.shape} are expected"
+    )
+    return Piece.of(parameter, atom, whole, mesh.place.rank)
+
+
+def _all_parameters(stages: Sequence[StageModule]) -> tuple[nn.Parameter, ...]:
+    """Each once, though stages may share it."""
+    return tuple({id(p): p for stage in stages for p in stage.parameters()}.values())
+
+
+def _lowest(stages: Sequence[StageModule], reduction: Reduction) -> tuple[int, ...]:
+    """The backward goes down block by block, so that the lowest of a stage is complete last."""
+    held = ([block for block in reduction.blocks if block in stage.block_range] for stage in stages)
+    return tuple(min(blocks) for blocks in held if blocks)

@@ -242,7 +242,7 @@ class Player:
                 torch.autograd.backward(outputs + added, [*given, *([None] * len(added))])
             gradients = piece.entry.gradients()
             if micro_batch == self._last:
-                self._courier.passed(piece.blocks.start)
+                self._courier.passed(piece.blocks)
         return self._gradients.settle(gradients or ())
 
 

@@ -8,8 +8,9 @@ import torch
 import torch.distributed as dist
 
 from ..plan.order import Reduction, Summed, ranks_of_stages, reductions
-from ..plan.placement import Place, places
+from ..plan.placement import Place, holding, places
 from ..plan.plan import Plan
+from ..plan.shards import Position, position_of
 from .transport import GlooTransport, NcclTransport, Transport
 
 
@@ -21,6 +22,10 @@ class Mesh:
     device: torch.device
     reductions: tuple[Reduction, ...]
     """All reductions of the plan that this rank is a member of, those without another member too."""
+    starts: frozenset[int]
+    """Lowest block of each sum over more than one rank, of all ranks."""
+    positions: dict[int, Position]
+    """Where this rank stands along the axes that cut parameters, by the blocks that it holds."""
     groups: dict[tuple[int, ...], dist.ProcessGroup]
     """Groups of more than one rank that this rank is in, by members; all ranks are the default group."""
     transport: Transport
@@ -37,7 +42,13 @@ class Mesh:
         groups = _groups((r.members for r in sums), rank, num_ranks)
         mine = tuple(r for r in sums if rank in r.members)
         transport = _transport(plan, rank, device)
-        return cls(places(plan)[rank], device, mine, groups, transport, num_ranks)
+        starts = frozenset(r.blocks[0] for r in sums if r.tie is None and len(r.members) > 1)
+        positions = _positions(plan, rank)
+        return cls(places(plan)[rank], device, mine, starts, positions, groups, transport, num_ranks)
+
+    def position_at(self, blocks: Iterable[int]) -> Position:
+        """Where this rank stands in the stage that holds the first of ``blocks`` that are here."""
+        return next(self.positions[block] for block in blocks if block in self.positions)
 
     @property
     def world(self) -> dist.ProcessGroup | None:
@@ -52,6 +63,11 @@ class Mesh:
                 dist.destroy_process_group(group)
         self.groups.clear()
         self.transport.close()
+
+
+def _positions(plan: Plan, rank: int) -> dict[int, Position]:
+    mine = (place for place in places(plan) if place.rank == rank)
+    return {b: position_of(plan, place) for place in mine for b in holding(plan, place)[1].blocks}
 
 
 def _groups(

@@ -57,7 +57,7 @@ class Split:
         for length, units in zip(self.parts, self.units, strict=True):
             if units % degree == 0 or (self.repeats and degree % units == 0):
                 continue
-            if units == length and all(_chunk(units, i, degree) for i in range(degree)):
+            if units == length >= degree:
                 continue
             fitting = [d for d in range(1, degree) if units % d == 0]
             what = f"{units} rows" if units == length else f"{units} units of {length // units} rows"
@@ -193,10 +193,11 @@ def atoms(form: ParameterForm, held_by: Sequence[Holder]) -> tuple[Atom, ...]:
     return _atoms(form.shape, form.splits, parts, tuple(held_by))
 
 
-def _chunk(units: int, index: int, degree: int) -> range:
-    """The units of one rank: equal numbers, else those of ``torch.chunk``."""
-    size = -(-units // degree)
-    return range(min(index * size, units), min((index + 1) * size, units))
+def even_part(count: int, index: int, degree: int) -> range:
+    """Run ``index`` of ``count`` things cut into ``degree`` runs as equal as can be, longer ones first."""
+    size, longer = divmod(count, degree)
+    start = index * size + min(index, longer)
+    return range(start, start + size + (index < longer))
 
 
 def _held_of(split: Split, position: Position) -> Intervals:
@@ -206,7 +207,7 @@ def _held_of(split: Split, position: Position) -> Intervals:
     for start, length, units in zip(
         accumulate(split.parts, initial=0), split.parts, split.units, strict=False
     ):
-        mine = _chunk(units, index, degree)
+        mine = even_part(units, index, degree)
         if units < degree:
             first = index // (degree // units)
             mine = range(first, first + 1)
