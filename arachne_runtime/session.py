@@ -25,7 +25,7 @@ from .measure.recorder import Recorder
 from .model import ModelParts
 from .plan.cluster import index_of
 from .plan.files import read_plan
-from .plan.placement import holding, places, rank_order
+from .plan.placement import holding, places_of, rank_order
 from .plan.plan import Pipeline, Plan, Replica, Stage
 from .units import Seconds
 
@@ -280,7 +280,7 @@ class Session:
         """Say which rank an error leaves, unless the engine has said so."""
         if self.plan is None or any(note.startswith("rank ") for note in getattr(error, "__notes__", ())):
             return
-        place = places(self.plan)[self.rank]
+        place = places_of(self.plan, self.rank)[0]
         first, stop = holding(self.plan, place)[1].layers
         error.add_note(
             f"rank {self.rank} of {self.world_size} ({place.device}), stage {place.stage} of pipeline "

@@ -106,7 +106,7 @@ class RanksFailedError(WorkerFailedError):
 
 def where_in(plan: Plan) -> Callable[[int], str]:
     """Words for the place of a rank in a plan."""
-    by_rank = places(plan)
+    by_rank = {place.rank: place for place in reversed(places(plan))}
 
     def words(rank: int) -> str:
         place = by_rank[rank]

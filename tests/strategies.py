@@ -11,7 +11,6 @@ from arachne_runtime.plan.cluster import Cluster, Network, NetworkPair, NodeEntr
 from arachne_runtime.plan.model import BlockSpec, ModelSpec
 from arachne_runtime.plan.plan import Pipeline, Plan, Replica, ScheduleKind, Stage
 from arachne_runtime.plan.profile import BlockTiming, Profile, TpCommunication
-from arachne_runtime.plan.schedule import PLAYABLE
 from planner.request import Request
 
 DEVICE_TYPES = ("A100-40", "V100-16", "T4-16")
@@ -69,31 +68,35 @@ def plans(
     max_pipelines: int = 3,
     max_micro_batches: int = 4,
     max_share: int = 3,
+    max_chunks: int = 3,
     tp: int | None = None,
     num_blocks: int | None = None,
     devices: Sequence[str] | None = None,
-    schedules: Sequence[ScheduleKind] = PLAYABLE,
+    schedules: Sequence[ScheduleKind] = (ScheduleKind.GPIPE, ScheduleKind.ONE_F_ONE_B),
     model: str = "tiny",
     sequence: int = 16,
 ) -> Plan:
     """Valid plans: unlike pipelines, unequal widths, shares and cuts.
 
     ``tp=1`` gives every replica one device; ``devices`` limits where the plan may go (default: up to
-    three nodes of up to three devices), ``num_blocks`` fixes the model's length.
+    three nodes of up to three devices), ``num_blocks`` fixes the model's length. Interleaved, a set of
+    devices holds up to ``max_chunks`` stages.
     """
     used = draw(_some_devices(devices, max_devices))
     groups = draw(_replica_groups(used, tp))
+    schedule = draw(st.sampled_from(schedules))
     blocks = num_blocks or draw(st.integers(1, max_blocks))
     parts = draw(_composition(len(groups), max_parts=max_pipelines))
     pipelines, rest = [], groups
     for part in parts:
         mine, rest = rest[:part], rest[part:]
-        pipelines.append(draw(_pipelines(mine, blocks, max_micro_batches, max_share)))
+        chunks = max_chunks if schedule is ScheduleKind.INTERLEAVED else 1
+        pipelines.append(draw(_pipelines(mine, blocks, max_micro_batches, max_share, chunks)))
     return Plan(
         model=model,
         global_batch=sum(p.micro_batches * p.micro_batch for p in pipelines),
         sequence=sequence,
-        schedule=draw(st.sampled_from(schedules)),
+        schedule=schedule,
         pipelines=tuple(pipelines),
     )
 
@@ -113,18 +116,28 @@ def settings_of_a_plan(draw: DrawFn, *, max_blocks: int = 6) -> tuple[Cluster, M
 
 @st.composite
 def _pipelines(
-    draw: DrawFn, groups: Sequence[tuple[str, ...]], blocks: int, max_micro_batches: int, max_share: int
+    draw: DrawFn,
+    groups: Sequence[tuple[str, ...]],
+    blocks: int,
+    max_micro_batches: int,
+    max_share: int,
+    max_chunks: int,
 ) -> Pipeline:
-    """One pipeline that uses every group of devices as a replica."""
+    """One pipeline that uses every group of devices as a replica, of up to ``max_chunks`` stages each."""
     widths = draw(_composition(len(groups), max_parts=blocks))
-    cuts = draw(_cuts(blocks, len(widths)))
+    chunks = draw(st.integers(1, min(max_chunks, blocks // len(widths))))
     micro_batch = draw(st.integers(max(widths), max(widths) * max_share))
-    stages, rest = [], groups
-    for width, (start, stop) in zip(widths, pairwise(cuts), strict=True):
+    rows, rest = [], groups
+    for width in widths:
         mine, rest = rest[:width], rest[width:]
         shares = draw(_parts(micro_batch, width))
-        replicas = tuple(Replica(devices=d, share=share) for d, share in zip(mine, shares, strict=True))
-        stages.append(Stage(layers=(start, stop), recompute=draw(st.booleans()), replicas=replicas))
+        rows.append(tuple(Replica(devices=d, share=share) for d, share in zip(mine, shares, strict=True)))
+    stages = [
+        Stage(layers=layers, recompute=draw(st.booleans()), replicas=replicas)
+        for layers, replicas in zip(
+            pairwise(draw(_cuts(blocks, len(rows) * chunks))), rows * chunks, strict=True
+        )
+    ]
     micro_batches = draw(st.integers(1, max_micro_batches))
     return Pipeline(micro_batches=micro_batches, micro_batch=micro_batch, stages=tuple(stages))
 

@@ -271,7 +271,7 @@ def in_pieces(plan, kinds):
         torch.manual_seed(1)
         x, y = batch(16)
         report = engine.step((x.double(), y.double()))
-        return report.loss, report.grad_norm, len(engine._play.pieces)
+        return report.loss, report.grad_norm, sum(len(play.pieces) for play in engine._plays.values())
 
 
 @pytest.mark.parametrize("kinds", [(Line, Overwrites, Overwrites, Overwrites), (Saves,) * 4])

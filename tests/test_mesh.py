@@ -43,7 +43,7 @@ def forms():
         dist.new_group = new_group
     found = {members: dist.get_process_group_ranks(group) for members, group in mesh.groups.items()}
     mesh.close()
-    return made, found, [r.name for r in mesh.reductions], mesh.place.device
+    return made, found, [r.name for r in mesh.reductions], mesh.places[0].device
 
 
 def test_groups_are_made_once_in_one_order_and_hold_their_members():

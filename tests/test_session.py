@@ -103,7 +103,7 @@ def train_little(start: int, trace: Path | None = None) -> tuple[list[int], list
         data = torch.arange(20.0).view(10, 2) / 20
         batches = list(session.batches(data, global_batch=4, seed=3, start=start))
         losses = [engine.step(batch).loss for batch in batches]
-        return [batch.num_rows for batch in batches], losses, str(engine.stage.block_range)
+        return [batch.num_rows for batch in batches], losses, str(engine.stages[0].block_range)
 
 
 def test_each_rank_builds_its_blocks_and_a_start_skips_steps(tmp_path: Path) -> None:
@@ -224,11 +224,13 @@ def test_options_reach_the_engine() -> None:
         with pytest.raises(arachne.UnsupportedPlanError, match="stochastic=True"):
             session.engine(parts, **options)
         engine = session.engine(parts, stochastic=True, **options)
-        before = [p.detach().clone() for p in engine.stage.parameters()]
+        before = [p.detach().clone() for p in engine.stages[0].parameters()]
         expected = parts.stage(range(3), device=torch.device("cpu"), seed=5, dtype=torch.float64)
         assert all(torch.equal(a, b) for a, b in zip(before, expected.parameters(), strict=True))
         assert engine.step({"tokens": torch.ones(3, 2)}).num_items == 6
-        moved = sum((a - b).square().sum() for a, b in zip(before, engine.stage.parameters(), strict=True))
+        moved = sum(
+            (a - b).square().sum() for a, b in zip(before, engine.stages[0].parameters(), strict=True)
+        )
         assert moved.item() ** 0.5 == pytest.approx(1e-3, rel=1e-3)
         assert engine.optimizer.param_groups[0]["lr"] == 0.5
 

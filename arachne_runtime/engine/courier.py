@@ -1,7 +1,7 @@
 """Issues a rank's messages and reductions of one step in the total order, and waits where one is needed."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -47,6 +47,8 @@ class Courier:
     They are issued strictly in order. Only where messages carry tags, the receives of the next action may be
     posted ahead of their turn. With ``blocking`` each communication ends before the next is issued, as on a
     device that executes one at a time: a wrong order then hangs, where gloo would hide it.
+
+    What goes from one stage of this rank to another stays where it is.
     """
 
     def __init__(
@@ -58,15 +60,20 @@ class Courier:
         device: torch.device,
         transport: Transport,
         reducer: Reducer,
+        within: Collection[int] = (),
         blocking: bool = False,
     ) -> None:
-        """Hold the rank's ``sequence`` and its own ``rows`` of each micro-batch."""
+        """Hold the rank's ``sequence`` and its own ``rows`` of each micro-batch.
+
+        ``within`` are those stages of the rank whose next stage is the same rank's.
+        """
         self._sequence = sequence
         self._rows = rows
         self._rank = rank
         self._device = device
         self._transport = transport
         self._reducer = reducer
+        self._within = within
         self._blocking = blocking
         self._next = 0
         self._early: set[int] = set()
@@ -75,10 +82,12 @@ class Courier:
         self._inbox: dict[Action, _Arrival] = {}
         self._unsent = _sends_by_action(sequence, rank)
         self._sends: dict[Action, list[tuple[dist.Work, Tensor]]] = {}
-        self._known: set[int] = set()
-        self._told: set[int] = set()
-        self._incoming: Signature | None = None
-        self._outgoing: Signature | None = None
+        self._known: set[tuple[int, int]] = set()
+        """(sender, its stage) whose header has come."""
+        self._told: set[tuple[int, int]] = set()
+        """(receiver, stage here) that had a header."""
+        self._outgoing: dict[int, Signature] = {}
+        """What leaves a stage, by stage: of this rank, or of another that sends to it."""
         self.sent_bytes = 0
 
     def advance(self) -> None:
@@ -106,19 +115,29 @@ class Courier:
         )
         for work in arrival.works:
             work.wait()
-        if action.work is Work.BACKWARD:  # the gradients answer outputs, so these have arrived
+        if action.work is not Work.FORWARD:  # the gradients answer outputs, so these have arrived
             self._end_sends(Action(action.stage, Work.FORWARD, action.micro_batch))
         return arrival.tensors
 
     def give(self, action: Action, tensors: tuple[Tensor, ...]) -> None:
         """Send what ``action`` computed: the outputs of a forward, or gradients of what was received."""
-        if action.work is Work.FORWARD:
+        forward = action.work is Work.FORWARD
+        if forward:
             self._check_outputs(action, tensors)
-        self._outbox[action] = tuple(tensor.detach() for tensor in tensors)
+        step = 1 if forward else -1
+        if self.stays(action):
+            self._inbox[Action(action.stage + step, action.work, action.micro_batch)] = _Arrival(tensors)
+        else:
+            self._outbox[action] = tuple(tensor.detach() for tensor in tensors)
         self.advance()
-        gradients = [source for source in self._sends if source.work is Work.BACKWARD]
+        gradients = [source for source in self._sends if source.work is not Work.FORWARD]
         for source in gradients[:-PENDING_SENDS]:
             self._end_sends(source)
+
+    def stays(self, action: Action) -> bool:
+        """Whether the result of ``action`` goes to another stage of this rank."""
+        forward = action.work is Work.FORWARD
+        return (action.stage if forward else action.stage - 1) in self._within
 
     def passed(self, blocks: range) -> None:
         """The last backward of the step has passed ``blocks``: sums of their gradients may start."""
@@ -132,21 +151,21 @@ class Courier:
         for source in list(self._sends):
             self._end_sends(source)
 
-    @property
-    def needs_grad(self) -> tuple[bool, ...]:
+    def needs_grad(self, stage: int) -> tuple[bool, ...]:
         """Which of the tensors that come from the stage before get a gradient back."""
-        assert self._incoming is not None
-        return tuple(form.requires_grad for form in self._incoming)
+        return tuple(form.requires_grad for form in self._outgoing[stage - 1])
 
-    @property
-    def shares_memory(self) -> tuple[bool, ...]:
-        """Which of them shared memory with another where they came from."""
-        assert self._incoming is not None
-        return tuple(form.shares_memory for form in self._incoming)
+    def shares_memory(self, stage: int) -> tuple[bool, ...]:
+        """Which of them shared memory with another where they came from, and no longer do."""
+        if stage - 1 in self._within:
+            return ()
+        return tuple(form.shares_memory for form in self._outgoing[stage - 1])
 
     def _form_is_known(self, transfer: Transfer) -> bool:
-        backward = transfer.target.work is Work.BACKWARD
-        return self._outgoing is not None if backward else transfer.sender in self._known
+        backward = transfer.target.work is not Work.FORWARD
+        if backward:
+            return transfer.target.stage in self._outgoing
+        return (transfer.sender, transfer.source.stage) in self._known
 
     def _issue(self, index: int) -> bool:
         item = self._sequence[index]
@@ -167,15 +186,15 @@ class Courier:
         tensors = self._outbox.get(transfer.source)
         if tensors is None:
             return False
-        if transfer.source.work is Work.FORWARD and transfer.receiver not in self._told:
-            assert self._outgoing is not None
-            self._told.add(transfer.receiver)
-            self._post(encode(self._outgoing).to(self._device), transfer, 0)
+        stage = transfer.source.stage
+        if transfer.source.work is Work.FORWARD and (transfer.receiver, stage) not in self._told:
+            self._told.add((transfer.receiver, stage))
+            self._post(encode(self._outgoing[stage]).to(self._device), transfer, self._tag(transfer.source))
         start = self._rows[transfer.source.micro_batch].start
         for index, tensor in enumerate(tensors):
             part = tensor[transfer.rows.start - start : transfer.rows.stop - start]
             if part.numel():
-                self._post(part.contiguous(), transfer, _tag(transfer.source, index))
+                self._post(part.contiguous(), transfer, self._tag(transfer.source, 1 + index))
         self._unsent[transfer.source] -= 1
         if not self._unsent[transfer.source]:
             del self._outbox[transfer.source]
@@ -200,7 +219,7 @@ class Courier:
         for index, tensor in enumerate(arrival.tensors):
             part = tensor[transfer.rows.start - start : transfer.rows.stop - start]
             if part.numel():
-                work = self._transport.receive(part, transfer.sender, _tag(transfer.source, index))
+                work = self._transport.receive(part, transfer.sender, self._tag(transfer.source, 1 + index))
                 if self._blocking:
                     work.wait()
                 else:
@@ -209,37 +228,41 @@ class Courier:
     def _arrival(self, transfer: Transfer) -> _Arrival:
         """The buffers for the input of an action, made at its first receive."""
         forward = transfer.target.work is Work.FORWARD
-        if forward and transfer.sender not in self._known:
-            self._learn(transfer.sender)
+        if forward and (transfer.sender, transfer.source.stage) not in self._known:
+            self._learn(transfer)
         if transfer.target not in self._inbox:
-            signature = self._incoming if forward else self._outgoing
-            assert signature is not None
+            signature = self._outgoing[transfer.source.stage if forward else transfer.target.stage]
             form = signature if forward else gradients_of(signature)
             num_rows = len(self._rows[transfer.target.micro_batch])
             self._inbox[transfer.target] = _Arrival(_buffers(form, num_rows, self._device))
         return self._inbox[transfer.target]
 
-    def _learn(self, sender: int) -> None:
-        """Receive the header that a sender puts before its first message of the step."""
+    def _learn(self, transfer: Transfer) -> None:
+        """Receive the header that a sender puts before the first message of one of its stages in the step."""
+        sender, stage = transfer.sender, transfer.source.stage
         header = torch.empty(HEADER_LENGTH, dtype=torch.int64, device=self._device)
-        self._transport.receive(header, sender, 0).wait()
+        self._transport.receive(header, sender, self._tag(transfer.source)).wait()
         signature = decode(header)
-        if self._incoming not in (None, signature):
+        if (known := self._outgoing.setdefault(stage, signature)) != signature:
             raise ModelError(
-                f"rank {sender} sends {signature}, another replica of its stage {self._incoming}; "
+                f"rank {sender} sends {signature}, another replica of its stage {known}; "
                 "what crosses a boundary must not depend on the samples"
             )
-        self._incoming = signature
-        self._known.add(sender)
+        self._known.add((sender, stage))
 
     def _check_outputs(self, action: Action, tensors: tuple[Tensor, ...]) -> None:
         signature = signature_of(tensors, len(self._rows[action.micro_batch]))
-        if self._outgoing not in (None, signature):
+        if (known := self._outgoing.setdefault(action.stage, signature)) != signature:
             raise ModelError(
-                f"{action} gives {signature}, an earlier micro-batch of this step gave {self._outgoing}; "
+                f"{action} gives {signature}, an earlier micro-batch of this step gave {known}; "
                 "pad all samples of a global batch to one shape"
             )
-        self._outgoing = signature
+
+    def _tag(self, source: Action, index: int = 0) -> int:
+        """A tag of its own for each tensor of each action of a pair; index 0 is the header's."""
+        forward = source.work is Work.FORWARD
+        place = source.stage * len(self._rows) + source.micro_batch
+        return (place * 2 + forward) * (MAX_TENSORS + 1) + index
 
 
 def _receives_by_action(sequence: Sequence[Communication], rank: int) -> Mapping[Action, list[int]]:
@@ -256,9 +279,3 @@ def _sends_by_action(sequence: Sequence[Communication], rank: int) -> Counter[Ac
 
 def _buffers(signature: Signature, num_rows: int, device: torch.device) -> tuple[Tensor, ...]:
     return tuple(torch.empty((num_rows, *f.shape), dtype=f.dtype, device=device) for f in signature)
-
-
-def _tag(source: Action, index: int) -> int:
-    """A tag of its own for each tensor of each action of a pair; 0 is the header's."""
-    backward = source.work is Work.BACKWARD
-    return 1 + (source.micro_batch * 2 + backward) * MAX_TENSORS + index

@@ -18,14 +18,15 @@ from ..data.loader import LoadedRows
 from ..errors import UsageError
 from ..measure.recorder import Recorder, Records, Silence
 from ..mesh import Mesh
-from ..model import ModelParts
+from ..model import ModelParts, StageModule
 from ..plan.cluster import index_of
 from ..plan.order import Communication, Reduction, Summed, communications, share_of
-from ..plan.placement import holding, places
+from ..plan.placement import Place, holding, places_of
 from ..plan.plan import Plan
 from ..plan.records import RecordKind
 from ..plan.rows import micro_batch_rows, replica_rows
-from ..plan.schedule import Action, stage_actions
+from ..plan.schedule import Action, row_actions
+from ..plan.schedule import num_rows as rows_of
 from .agreement import batch_number, settings_number
 from .courier import Courier
 from .gradients import Gradients
@@ -55,7 +56,7 @@ class Program:
 
 
 class Engine:
-    """Trains the stage of one rank; every rank calls ``step`` with the same batches.
+    """Trains the stages of one rank (one; several where the plan is interleaved); every rank calls ``step`` with the same batches.
 
     Args:
         plan: The plan; its devices are the ranks of the default process group, in the order of the plan.
@@ -86,20 +87,25 @@ class Engine:
         refuse_model(plan, parts, stochastic=recipe.stochastic)
         self.plan = plan
         self.recipe = recipe
-        self.place = places(plan)[dist.get_rank() if distributed else 0]
-        device = device or default_device(self.place.device)
-        _, mine, _ = holding(plan, self.place)
-        self.stage = parts.stage(mine.blocks, device=device, seed=recipe.seed, dtype=recipe.dtype)
+        self.places = places_of(plan, dist.get_rank() if distributed else 0)
+        """Of this rank, by stage."""
+        device = device or default_device(self.places[0].device)
+        spans = [holding(plan, place)[1].blocks for place in self.places]
+        self.stages = parts.stages(spans, device=device, seed=recipe.seed, dtype=recipe.dtype)
+        """One for each place."""
         self._summed = summed_of(parts)
-        self._mesh = Mesh.form(plan, self._summed, self.place.rank, device)
-        self._gradients = Gradients.of((self.stage,), self._mesh)
+        self._mesh = Mesh.form(plan, self._summed, self.places[0].rank, device)
+        self._gradients = Gradients.of(self.stages, self._mesh)
         self.optimizer = self._make_optimizer()
-        """None on a stage without parameters that train."""
+        """None on a rank without parameters that train."""
         self.schedule = recipe.lr_schedule(self.optimizer) if recipe.lr_schedule and self.optimizer else None
         self.num_steps = 0
         """Steps done."""
         self._settings = settings_number(plan, parts, *recipe.common())
-        self._play = self._make_play(parts.context_on(device, recipe.dtype))
+        context = parts.context_on(device, recipe.dtype)
+        pairs = zip(self.places, self.stages, strict=True)
+        self._plays = {place.stage: self._make_play(place, stage, context) for place, stage in pairs}
+        self._within = frozenset(stage for stage in self._plays if stage + 1 in self._plays)
         self._records: Records = recorder or Silence()
         self._blocking = blocking
         self._is_open = True
@@ -113,42 +119,45 @@ class Engine:
         refuse_optimizer(made, recipe.optimizer, parameters[0], self.plan, stochastic=recipe.stochastic)
         return made
 
-    def _make_play(self, context: Context | None) -> Play:
-        recipe, (pipeline, mine, _) = self.recipe, holding(self.plan, self.place)
+    def _make_play(self, place: Place, stage: StageModule, context: Context | None) -> Play:
+        recipe, (pipeline, mine, _) = self.recipe, holding(self.plan, place)
         exact, once = not recipe.stochastic, runs_once(self.plan, mine)
         return Play(
-            stage=self.stage,
-            pieces=self._gradients.pieces(self.stage),
+            index=place.stage,
+            stage=stage,
+            pieces=self._gradients.pieces(stage),
             device=self._mesh.device,
-            is_first=self.place.stage == 0,
-            is_last=self.place.stage == len(pipeline.stages) - 1,
+            is_first=place.stage == 0,
+            is_last=place.stage == len(pipeline.stages) - 1,
             recompute=mine.recompute,
             stochastic=recipe.stochastic,
             loss=recipe.loss,
             inputs=recipe.inputs,
             context=context,
-            watch=Watch.of(self.stage, self._mesh.device, exact=exact, once=once),
+            watch=Watch.of(stage, self._mesh.device, exact=exact, once=once),
             splits=not sees_whole_batch(self.plan, mine),
             loss_rule=LossRule(recipe.loss, is_sum=recipe.num_items is not None),
         )
 
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         """Global name and parameter of all that this rank holds, by block; those that blocks share last."""
-        for block in self.stage.block_range:
-            yield from self.stage.block_parameters(block)
-        yield from self.stage.tied_parameters()
+        for stage in self.stages:
+            for block in stage.block_range:
+                yield from stage.block_parameters(block)
+        yield from {name: p for stage in self.stages for name, p in stage.tied_parameters()}.items()
 
     def _held(self) -> Iterator[Tensor]:
         """All that lives from step to step: weights, buffers, gradients, states of the optimizer."""
-        yield from chain(self.stage.parameters(), self.stage.buffers(), self._gradients.kept())
+        for stage in self.stages:
+            yield from chain(stage.parameters(), stage.buffers())
+        yield from self._gradients.kept()
         for state in self.optimizer.state.values() if self.optimizer is not None else ():
             yield from (value for value in state.values() if isinstance(value, Tensor))
 
     def needed_rows(self, num_rows: int) -> tuple[range, ...]:
         """Rows of a global batch of ``num_rows`` rows that this rank reads, ascending; often none."""
-        return (
-            tuple(rows for rows in self._program(num_rows).rows if rows) if self._play.needs_samples else ()
-        )
+        needed = any(play.needs_samples for play in self._plays.values())
+        return tuple(rows for rows in self._program(num_rows).rows if rows) if needed else ()
 
     def close(self) -> None:
         """Destroy the process groups that the engine made, and let go of the others; it cannot step any more.
@@ -199,32 +208,38 @@ class Engine:
         courier = Courier(
             program.sequence,
             program.rows,
-            rank=self.place.rank,
+            rank=self._mesh.rank,
             device=self._mesh.device,
             transport=self._mesh.transport,
             reducer=self._gradients,
+            within=self._within,
             blocking=self._blocking,
         )
-        player = Player(
-            self._play,
-            courier,
-            self._gradients,
-            batch,
-            program.rows,
-            records=self._records,
-            watched=is_watched(self.num_steps),
-        )
-        weight = self._weight(player, program, batch.num_rows)
+        players = {
+            stage: Player(
+                play,
+                courier,
+                self._gradients,
+                batch,
+                program.rows,
+                records=self._records,
+                watched=is_watched(self.num_steps),
+            )
+            for stage, play in self._plays.items()
+        }
+        last = players[max(players)]  # the one with a loss, if this rank has it
+        weight = self._weight(last, program, batch.num_rows)
         for action, following in zip(program.actions, (*program.actions[1:], None), strict=False):
-            with self._told(str(action)):
-                player.play(action, following, weight)
+            with self._told(str(action), action.stage):
+                players[action.stage].play(action, following, weight)
         self._reduce(program, courier)
-        return player.loss.item(), weight.count()
+        return last.loss.item(), weight.count()
 
     def _reduce(self, program: Program, courier: Courier) -> None:
         """Issue the sums of gradients and wait for them."""
         start = self._records.mark()
-        courier.passed(self.stage.block_range)
+        for stage in self.stages:
+            courier.passed(stage.block_range)
         courier.finish()
         for reduction in program.sequence:
             if isinstance(reduction, Reduction):
@@ -257,7 +272,7 @@ class Engine:
         step, rows, settings, content = (t == m * ranks for t, m in zip(total, mine, strict=True))
         if not (step and rows):
             raise UsageError(
-                f"rank {self.place.rank} is in step {self.num_steps} with {batch.num_rows} rows, the mean of "
+                f"rank {self._mesh.rank} is in step {self.num_steps} with {batch.num_rows} rows, the mean of "
                 f"all is {total[0] / ranks:g} with {total[1] / ranks:g}; give all the same batches"
             )
         if not settings:
@@ -286,22 +301,25 @@ class Engine:
         if self.recipe.num_items is None:
             return RowWeight(num_rows)
         count = 0
-        if self._play.is_last:
+        if player.has_loss:
             used = (m for m, rows in enumerate(program.rows) if rows)
             count = sum(whole_number(self.recipe.num_items(player.samples(m))) for m in used)
         return ItemWeight.start(count, self._mesh)
 
     def _make_program(self, num_rows: int) -> Program:
-        pipeline, stage, _ = holding(self.plan, self.place)
-        micro_batches = micro_batch_rows(self.plan, num_rows)[self.place.pipeline]
-        rows = tuple(replica_rows(stage, span)[self.place.replica] for span in micro_batches)
-        actions = stage_actions(
-            self.plan.schedule, self.place.stage, len(pipeline.stages), pipeline.micro_batches
+        place = self.places[0]  # all stages of a rank split a micro-batch alike
+        pipeline, stage, _ = holding(self.plan, place)
+        micro_batches = micro_batch_rows(self.plan, num_rows)[place.pipeline]
+        rows = tuple(replica_rows(stage, span)[place.replica] for span in micro_batches)
+        actions = row_actions(
+            self.plan.schedule,
+            place.stage,
+            rows_of(self.plan.schedule, pipeline),
+            len(pipeline.stages),
+            pipeline.micro_batches,
         )
         *order, _ = communications(self.plan, num_rows, self._summed)
-        return Program(
-            rows, tuple(a for a in actions if rows[a.micro_batch]), share_of(self.place.rank, order)
-        )
+        return Program(rows, tuple(a for a in actions if rows[a.micro_batch]), share_of(place.rank, order))
 
     def _refuse_rows(self, num_rows: int) -> None:
         if not 1 <= num_rows <= self.plan.global_batch:
@@ -311,12 +329,12 @@ class Engine:
             )
 
     @contextmanager
-    def _told(self, where: str) -> Iterator[None]:
-        """An error leaves with a note of who was doing what."""
+    def _told(self, where: str, stage: int | None = None) -> Iterator[None]:
+        """An error leaves with a note of who was doing what; ``stage`` of several, if one was."""
         try:
             yield
         except Exception as error:
-            place = self.place
+            place = next((p for p in self.places if p.stage == stage), self.places[0])
             who = f"rank {place.rank} ({place.device}), stage {place.stage} of pipeline {place.pipeline}"
             error.add_note(f"{who}, at {where}, in step {self.num_steps}")
             raise

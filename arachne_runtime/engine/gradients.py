@@ -177,7 +177,7 @@ def _piece(
     assert tuple(parameter.shape) == tuple(sum(map(len, runs)) for runs in whole), (
         f"{form.name} has shape {tuple(parameter.shape)} here, {whole} of {form.shape} are expected"
     )
-    return Piece.of(parameter, atom, whole, mesh.place.rank)
+    return Piece.of(parameter, atom, whole, mesh.rank)
 
 
 def _all_parameters(stages: Sequence[StageModule]) -> tuple[nn.Parameter, ...]:

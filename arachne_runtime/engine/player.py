@@ -32,6 +32,8 @@ _Result = tuple[tuple[Tensor, ...], tuple[Tensor, ...]]
 class Play:
     """How a stage is played: the same for every step."""
 
+    index: int
+    """Of the stage in its pipeline."""
     stage: StageModule
     pieces: tuple[range, ...]
     """Runs of blocks, ascending, behind each of which a sum of gradients may start."""
@@ -114,6 +116,11 @@ class Player:
         samples, sent = len(self._rows[action.micro_batch]), courier.sent_bytes - sent_before
         records.add(RecordKind.ACTION, str(action), marks, samples=samples, sent_bytes=sent)
 
+    @property
+    def has_loss(self) -> bool:
+        """Whether the stage is the last of its pipeline."""
+        return self._play.is_last
+
     def samples(self, micro_batch: int) -> Any:
         """Samples of a micro-batch that are this replica's, on its device."""
         if micro_batch not in self._samples:
@@ -125,7 +132,7 @@ class Player:
         """What the action needs from elsewhere: samples, received outputs, or received gradients."""
         if action.work is Work.FORWARD and self._play.is_first:
             return self._inputs(self.samples(action.micro_batch))
-        if action.work is Work.BACKWARD and self._play.is_last:
+        if action.work is not Work.FORWARD and self._play.is_last:
             return ()
         return self._courier.take(action)
 
@@ -136,12 +143,15 @@ class Player:
     def _forward(self, micro_batch: int, taken: tuple[Tensor, ...], weight: Weight) -> tuple[Tensor, ...]:
         samples = self.samples(micro_batch) if self._play.needs_samples else None
         context = self._play.context(samples) if self._play.context else {}
-        needs_grad = (False,) * len(taken) if self._play.is_first else self._courier.needs_grad
+        needs_grad = (
+            (False,) * len(taken) if self._play.is_first else self._courier.needs_grad(self._play.index)
+        )
+        stays = self._courier.stays(Action(self._play.index - 1, Work.FORWARD, micro_batch))
         outputs, pieces = taken, list[_Piece]()
         two = self._two_rows(taken, samples) if self._looks_for_mixing(micro_batch) else None
         with self._play.watch.forward(context, random_too=self._watched):
             for blocks in self._pieces(micro_batch):
-                entry = Entry.behind(outputs) if pieces else Entry(taken, needs_grad)
+                entry = Entry.behind(outputs) if pieces or stays else Entry(taken, needs_grad)
                 outputs, added = self._run(entry.tensors, context, blocks)
                 added = self._weighted_by_rows(added, len(self._rows[micro_batch]))
                 if self._play.is_last and blocks.stop == self._play.stage.block_range.stop:
@@ -191,7 +201,7 @@ class Player:
     def _through(self, inputs: tuple[Tensor, ...], context: Mapping[str, Tensor], blocks: range) -> _Result:
         """Run blocks; ModelError where they change what shared its memory before it crossed a boundary."""
         received = not self._play.is_first and blocks.start == self._play.stage.block_range.start
-        shared = self._courier.shares_memory if received else ()
+        shared = self._courier.shares_memory(self._play.index) if received else ()
         before = [(t, t._version) for t, flag in zip(inputs, shared, strict=False) if flag]
         with extra_losses() as added:
             outputs: tuple[Tensor, ...] = self._play.stage(inputs, context, blocks)

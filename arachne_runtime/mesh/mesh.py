@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 
 from ..plan.order import Reduction, Summed, ranks_of_stages, reductions
-from ..plan.placement import Place, holding, places
+from ..plan.placement import Place, holding, places, places_of
 from ..plan.plan import Plan
 from ..plan.shards import Position, position_of
 from .transport import GlooTransport, NcclTransport, Transport
@@ -18,7 +18,8 @@ from .transport import GlooTransport, NcclTransport, Transport
 class Mesh:
     """One rank's view of the plan: its place, its groups by members, and how it sends to other ranks."""
 
-    place: Place
+    places: tuple[Place, ...]
+    """Of this rank, by stage."""
     device: torch.device
     reductions: tuple[Reduction, ...]
     """All reductions of the plan that this rank is a member of, those without another member too."""
@@ -44,11 +45,16 @@ class Mesh:
         transport = _transport(plan, rank, device)
         starts = frozenset(r.blocks[0] for r in sums if r.tie is None and len(r.members) > 1)
         positions = _positions(plan, rank)
-        return cls(places(plan)[rank], device, mine, starts, positions, groups, transport, num_ranks)
+        return cls(places_of(plan, rank), device, mine, starts, positions, groups, transport, num_ranks)
 
     def position_at(self, blocks: Iterable[int]) -> Position:
         """Where this rank stands in the stage that holds the first of ``blocks`` that are here."""
         return next(self.positions[block] for block in blocks if block in self.positions)
+
+    @property
+    def rank(self) -> int:
+        """This one."""
+        return self.places[0].rank
 
     @property
     def world(self) -> dist.ProcessGroup | None:
@@ -93,10 +99,14 @@ def _transport(plan: Plan, rank: int, device: torch.device) -> Transport:
 
 
 def _neighbours(plan: Plan) -> Iterator[tuple[int, int]]:
-    """All ordered pairs of ranks on two sides of a boundary: a short batch may need any of them."""
+    """All ordered pairs of ranks on two sides of a boundary: a short batch may need any of them.
+
+    A rank that holds both sides hands over in memory.
+    """
     ranks = ranks_of_stages(plan)
     for p, pipeline in enumerate(plan.pipelines):
         for s in range(len(pipeline.stages) - 1):
             for above, below in product(chain(*ranks[p, s]), chain(*ranks[p, s + 1])):
-                yield above, below
-                yield below, above
+                if above != below:
+                    yield above, below
+                    yield below, above

@@ -149,19 +149,45 @@ class ModelParts:
             ModelError: A parameter that nothing initialises.
 
         """
-        if not blocks or blocks.step != 1 or blocks.start < 0 or blocks.stop > self.num_blocks:
-            raise ModelError(
-                f"a stage holds consecutive blocks out of 0..{self.num_blocks - 1}, not {blocks}"
-            )
-        originals = [self._blocks[index] for index in blocks]
-        return self._fill(copies(originals), originals, device, seed, dtype)
+        (stage,) = self.stages([blocks], device=device, seed=seed, dtype=dtype)
+        return stage
+
+    def stages(
+        self,
+        spans: Sequence[range],
+        *,
+        device: torch.device,
+        seed: int,
+        dtype: torch.dtype | None = None,
+    ) -> tuple[StageModule, ...]:
+        """Several stages of one rank, as ``stage`` makes one; what their blocks share is one parameter.
+
+        Args:
+            spans: Consecutive block ids of each stage.
+            device: Where the stages live.
+            seed: Seed of the whole model.
+            dtype: As of ``stage``.
+
+        Raises:
+            ModelError: A parameter that nothing initialises.
+
+        """
+        for blocks in spans:
+            if not blocks or blocks.step != 1 or blocks.start < 0 or blocks.stop > self.num_blocks:
+                raise ModelError(
+                    f"a stage holds consecutive blocks out of 0..{self.num_blocks - 1}, not {blocks}"
+                )
+        originals = [self._blocks[index] for blocks in spans for index in blocks]
+        return self._fill(copies(originals), originals, spans, device, seed, dtype)
 
     def whole(
         self, *, seed: int = 0, device: torch.device | str = "cpu", dtype: torch.dtype | None = None
     ) -> nn.Module:
         """The user's own module, all of it, with the values that the stages of every plan start from."""
         model = copy.deepcopy(self._model)
-        self._fill(find_blocks(model, self._layout), self._blocks, torch.device(device), seed, dtype)
+        everything = [range(self.num_blocks)]
+        blocks = find_blocks(model, self._layout)
+        self._fill(blocks, self._blocks, everything, torch.device(device), seed, dtype)
         return model.to(device=device, dtype=dtype)  # buffers beside the blocks too
 
     @torch.no_grad()
@@ -177,7 +203,8 @@ class ModelParts:
 
         """
         whole = copy.deepcopy(self._model)
-        stage = self._fill(find_blocks(whole, self._layout), self._blocks, torch.device("cpu"), seed, None)
+        blocks, everything = find_blocks(whole, self._layout), [range(self.num_blocks)]
+        (stage,) = self._fill(blocks, self._blocks, everything, torch.device("cpu"), seed, None)
         stage.eval()
         whole.eval()
         expected = whole(*inputs(batch))
@@ -196,11 +223,12 @@ class ModelParts:
         self,
         blocks: Sequence[Block],
         originals: Sequence[Block],
+        spans: Sequence[range],
         device: torch.device,
         seed: int,
         dtype: torch.dtype | None,
-    ) -> StageModule:
-        """A stage from copies of the original blocks, with their first values on the device."""
+    ) -> tuple[StageModule, ...]:
+        """Stages from copies of the original blocks, with their first values on the device."""
         give_values(blocks, originals, self._draw(originals, seed, _placing(device, dtype)))
         named = [
             (block.parameters(), original.parameters())
@@ -212,7 +240,8 @@ class ModelParts:
             for name, parameter in original.items()
             if id(parameter) in self._tie_of
         }
-        return StageModule(blocks, ties).to(device=device, dtype=dtype)
+        held = [[block for block in blocks if block.index in span] for span in spans]
+        return tuple(StageModule(mine, ties).to(device=device, dtype=dtype) for mine in held)
 
     def _draw(
         self, blocks: Sequence[Block], seed: int, place: Callable[[Tensor], Tensor]

@@ -15,14 +15,15 @@ from ..units import Bytes
 from .placement import places
 from .plan import Pipeline, Plan
 from .rows import micro_batch_rows, overlaps, replica_rows
-from .schedule import Action, Work, stage_actions
+from .schedule import Action, Work, first_backward, last_work, row_actions
+from .schedule import num_rows as rows_of
 from .segments import segments
 from .shards import Atom, Holder, ParameterForm, atoms, holders
 
 REDUCTION_BYTES: Bytes = 8 * 2**20
 """A sum of gradients is closed at this size, so that it runs while the blocks below are still computed."""
-_UNITS = {Work.FORWARD: 1, Work.BACKWARD: 2}
-"""A backward computes two products for each one of the forward."""
+_UNITS = {Work.FORWARD: 1, Work.BACKWARD: 2, Work.INPUT: 1, Work.WEIGHT: 1}
+"""A backward computes two products for each one of the forward; its halves compute one each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,24 +143,30 @@ def transfers(plan: Plan, num_rows: int) -> Iterator[Transfer]:
     for p, (pipeline, spans) in enumerate(zip(plan.pipelines, micro_batch_rows(plan, num_rows), strict=True)):
         for m, rows in enumerate(spans):
             for before in range(len(pipeline.stages) - 1):
-                yield from _hops(p, pipeline, before, m, rows, ranks)
+                yield from _hops(plan, p, before, m, rows, ranks)
 
 
 def _hops(
+    plan: Plan,
     p: int,
-    pipeline: Pipeline,
     before: int,
     m: int,
     rows: range,
     ranks: Mapping[tuple[int, int], Sequence[Sequence[int]]],
 ) -> Iterator[Transfer]:
-    """Forward over the boundary behind stage ``before``, and backward over the same rows."""
+    """Forward over the boundary behind stage ``before``, and backward over the same rows.
+
+    None where the same ranks hold both stages, as where an interleaved pipeline has one set of devices.
+    """
     after = before + 1
-    sides = [replica_rows(pipeline.stages[s], rows) for s in (before, after)]
+    sides = [replica_rows(plan.pipelines[p].stages[s], rows) for s in (before, after)]
     down = Action(before, Work.FORWARD, m), Action(after, Work.FORWARD, m)
-    up = Action(after, Work.BACKWARD, m), Action(before, Work.BACKWARD, m)
+    back = first_backward(plan.schedule)
+    up = Action(after, back, m), Action(before, back, m)
     for overlap in overlaps(*sides):
         above, below = ranks[p, before][overlap.sender], ranks[p, after][overlap.receiver]
+        if above == below:
+            continue
         for sender, receiver in _pairs(above, below):
             yield Transfer(p, *down, sender, receiver, overlap.rows)
         for sender, receiver in _pairs(below, above):
@@ -226,17 +233,18 @@ def end_times(plan: Plan) -> dict[tuple[int, Action], int]:
 
 
 def _simulate(plan: Plan, pipeline: Pipeline) -> dict[Action, int]:
-    depth = len(pipeline.stages)
+    depth, rows = len(pipeline.stages), rows_of(plan.schedule, pipeline)
     waiting = [
-        list(reversed(stage_actions(plan.schedule, s, depth, pipeline.micro_batches))) for s in range(depth)
+        list(reversed(row_actions(plan.schedule, r, rows, depth, pipeline.micro_batches)))
+        for r in range(rows)
     ]
-    clock, ends = [0] * depth, dict[Action, int]()
+    clock, ends = [0] * rows, dict[Action, int]()
     while any(waiting):
         before = len(ends)
-        for s in range(depth):
-            while waiting[s] and (start := _start(waiting[s][-1], depth, ends)) is not None:
-                action = waiting[s].pop()
-                clock[s] = ends[action] = max(clock[s], start) + _UNITS[action.work]
+        for r in range(rows):
+            while waiting[r] and (start := _start(waiting[r][-1], depth, ends)) is not None:
+                action = waiting[r].pop()
+                clock[r] = ends[action] = max(clock[r], start) + _UNITS[action.work]
         assert len(ends) > before, f"schedule {plan.schedule} waits for an action that nobody plays"
     return ends
 
@@ -249,16 +257,22 @@ def _start(action: Action, depth: int, ends: Mapping[Action, int]) -> int | None
 
 def needs(action: Action, depth: int) -> Action | None:
     """The action of a neighbour stage whose result ``action`` needs, in a pipeline of ``depth`` stages."""
+    if action.work is Work.WEIGHT:
+        return None
     forward = action.work is Work.FORWARD
     neighbour = action.stage - 1 if forward else action.stage + 1
     return Action(neighbour, action.work, action.micro_batch) if 0 <= neighbour < depth else None
 
 
 def _ready(plan: Plan, reduction: Reduction, ends: _Times) -> Fraction:
-    """When the last holder's last backward, which goes down block by block, has passed the blocks."""
+    """When the last holder's last backward, which goes down block by block, has passed the blocks.
+
+    Where backwards are split: its last gradients of weights.
+    """
+    work = last_work(plan.schedule)
     return max(
-        ends[p, Action(s, Work.BACKWARD, pipeline.micro_batches - 1)]
-        - _UNITS[Work.BACKWARD] * Fraction(lowest - stage.blocks.start, len(stage.blocks))
+        ends[p, Action(s, work, pipeline.micro_batches - 1)]
+        - _UNITS[work] * Fraction(lowest - stage.blocks.start, len(stage.blocks))
         for p, pipeline in enumerate(plan.pipelines)
         for s, stage in enumerate(pipeline.stages)
         if (lowest := min((b for b in reduction.blocks if b in stage.blocks), default=None)) is not None

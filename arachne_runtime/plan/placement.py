@@ -39,6 +39,11 @@ def places(plan: Plan) -> tuple[Place, ...]:
     return tuple(sorted(found, key=lambda place: (place.rank, place.stage)))
 
 
+def places_of(plan: Plan, rank: int) -> tuple[Place, ...]:
+    """The places of one rank by stage, ascending: one, or several where the plan is interleaved."""
+    return tuple(place for place in places(plan) if place.rank == rank)
+
+
 def holding(plan: Plan, place: Place) -> tuple[Pipeline, Stage, Replica]:
     """The pipeline, stage and replica at ``place``."""
     pipeline = plan.pipelines[place.pipeline]

@@ -12,8 +12,6 @@ from functools import lru_cache
 from ..errors import UsageError
 from .plan import Pipeline, ScheduleKind
 
-PLAYABLE = (ScheduleKind.GPIPE, ScheduleKind.ONE_F_ONE_B)
-"""Schedules that this version's engine runs."""
 PRICEABLE = tuple(ScheduleKind)
 """Schedules that this version orders and prices."""
 _NOTATION = re.compile(r"(\d+)([FBIW])(\d+)")
@@ -48,6 +46,16 @@ class Action:
         if match is None:
             raise UsageError(f"no action in {text!r}; an action is written like 2F0 or 2B0")
         return cls(int(match[1]), Work(match[2]), int(match[3]))
+
+
+def first_backward(kind: ScheduleKind) -> Work:
+    """What gives the gradients that the stage before waits for."""
+    return Work.INPUT if kind is ScheduleKind.ZERO_BUBBLE else Work.BACKWARD
+
+
+def last_work(kind: ScheduleKind) -> Work:
+    """What completes the gradients of a stage's parameters."""
+    return Work.WEIGHT if kind is ScheduleKind.ZERO_BUBBLE else Work.BACKWARD
 
 
 def num_rows(kind: ScheduleKind, pipeline: Pipeline) -> int:
