@@ -56,7 +56,9 @@ class Program:
 
 
 class Engine:
-    """Trains the stages of one rank (one; several where the plan is interleaved); every rank calls ``step`` with the same batches.
+    """Trains the stages of one rank; every rank calls ``step`` with the same batches.
+
+    That is one stage, or several where the plan is interleaved.
 
     Args:
         plan: The plan; its devices are the ranks of the default process group, in the order of the plan.

@@ -53,7 +53,7 @@ class Mesh:
 
     @property
     def rank(self) -> int:
-        """This one."""
+        """Number of the rank."""
         return self.places[0].rank
 
     @property
