@@ -22,6 +22,7 @@ if TYPE_CHECKING:
         WorkerFailedError,
     )
     from .model import ModelParts, MoE, Workload, add_loss, extra_losses, pipelined
+    from .model.huggingface import causal_lm_loss, causal_lm_tokens, huggingface
     from .plan.cluster import Cluster
     from .plan.files import read_cluster, read_model, read_plan, read_profile
     from .plan.model import ModelSpec
@@ -60,7 +61,10 @@ __all__ = [
     "Workload",
     "__version__",
     "add_loss",
+    "causal_lm_loss",
+    "causal_lm_tokens",
     "extra_losses",
+    "huggingface",
     "pipelined",
     "read_cluster",
     "read_model",
@@ -73,6 +77,7 @@ _NAMES = {
     ".engine": ("Engine", "Recipe", "StepReport"),
     ".errors": tuple(name for name in __all__ if name.endswith("Error")),
     ".model": ("ModelParts", "MoE", "Workload", "add_loss", "extra_losses", "pipelined"),
+    ".model.huggingface": ("causal_lm_loss", "causal_lm_tokens", "huggingface"),
     ".plan.cluster": ("Cluster",),
     ".plan.files": ("read_cluster", "read_model", "read_plan", "read_profile"),
     ".plan.model": ("ModelSpec",),

@@ -10,7 +10,8 @@ RUNTIME = """
 ArachneError Cluster Engine InvalidFileError MoE ModelError ModelParts ModelSpec NoFeasiblePlanError
 NonFiniteGradientError NotMeasuredError Pipeline Plan Profile Recipe Replica ScheduleKind Session Stage
 StepBatch StepReport UnsupportedEnvironmentError UnsupportedPlanError UsageError WorkerFailedError
-Workload __version__ add_loss extra_losses pipelined read_cluster read_model read_plan read_profile
+Workload __version__ add_loss causal_lm_loss causal_lm_tokens extra_losses huggingface pipelined read_cluster
+read_model read_plan read_profile
 """
 NOUNS = """
 Action BlockSpec BlockTiming Cluster Cost Document Line LinkPoint LinkScope LinkTiming MadeBy ModelSpec
