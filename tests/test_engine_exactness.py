@@ -3,12 +3,14 @@
 import random
 from collections import defaultdict
 from dataclasses import replace
+from itertools import pairwise
 
 import torch
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from arachne_runtime.plan.plan import Pipeline, Plan, Replica, ScheduleKind, Stage
+from arachne_runtime.plan.runnable import RUNNABLE
 from arachne_runtime.testing import run_ranks
 from bench.cases import Case, gap, train_all_by_plan, train_plainly
 from tests.strategies import plans
@@ -83,6 +85,20 @@ def test_seven_rows_in_four_micro_batches():
     )
 
 
+def turns(layers, *rows, micro_batches, micro_batch):
+    """Stages dealt out to sets of devices in turns."""
+    stages = tuple(stage(span, *rows[i % len(rows)]) for i, span in enumerate(pairwise(layers)))
+    return Pipeline(micro_batches=micro_batches, micro_batch=micro_batch, stages=stages)
+
+
+def test_a_rank_that_holds_several_stages():
+    wide = turns((0, 1, 2, 3, 5), (("a:0", 2),), (("a:1", 1), ("a:2", 1)), micro_batches=3, micro_batch=2)
+    alone = turns((0, 2, 3, 5), (("b:0", 1),), micro_batches=2, micro_batch=1)
+    plan = plan_of(wide, alone, schedule=ScheduleKind.INTERLEAVED)
+    both = Case(plan, adam=True, clip_norm=0.1, by_items=True, rows=(7, 1, 8))
+    check([Case(plan), both, Case(plan, blocking=True, in_pieces=True, tied=False)])
+
+
 def test_a_single_process_needs_no_plan_of_its_own():
     alone = plan_of(Pipeline(micro_batches=2, micro_batch=3, stages=(stage((0, 4), ("a:0", 3)),)))
     check([Case(alone, clip_norm=0.2), Case(alone, by_items=True)])
@@ -90,7 +106,7 @@ def test_a_single_process_needs_no_plan_of_its_own():
 
 CASES = st.builds(
     Case,
-    plans(tp=1, max_devices=6, num_blocks=5),
+    plans(tp=1, max_devices=6, num_blocks=5, schedules=RUNNABLE),
     tied=st.booleans(),
     adam=st.booleans(),
     clip_norm=st.sampled_from((None, 0.1, 100.0)),

@@ -19,9 +19,9 @@ from arachne_runtime.plan.order import (
     reductions,
     share_of,
 )
-from arachne_runtime.plan.placement import holding, places
+from arachne_runtime.plan.placement import holding, places_of
 from arachne_runtime.plan.plan import Pipeline, Plan, Replica, ScheduleKind, Stage
-from arachne_runtime.plan.schedule import Work, stage_actions
+from arachne_runtime.plan.schedule import Action, Work, last_work, num_rows, row_actions
 from arachne_runtime.plan.shards import Axis, ParameterForm, Split
 from tests.strategies import plans
 
@@ -57,12 +57,11 @@ class InOrderDevices:
         """Whether every receive that the rank's own part of ``c`` depends on has ended."""
         if isinstance(c, Transfer) and c.receiver == rank:
             return True
-        place = places(self.plan)[rank]
-        pipeline, _, _ = holding(self.plan, place)
-        depth = len(pipeline.stages)
-        actions = stage_actions(self.plan.schedule, place.stage, depth, pipeline.micro_batches)
+        actions, depth = actions_of(self.plan, rank)
         if isinstance(c, Transfer):
             actions = actions[: actions.index(c.source) + 1]
+        elif isinstance(c, Reduction):
+            actions = actions[: max(map(actions.index, completes(self.plan, rank, c))) + 1]
         needed = {a for a in actions if needs(a, depth)}
         return all(
             t in done
@@ -71,31 +70,47 @@ class InOrderDevices:
         )
 
 
+def actions_of(plan, rank):
+    """The actions of a rank, and the depth of its pipeline."""
+    place = places_of(plan, rank)[0]
+    pipeline, _, _ = holding(plan, place)
+    rows, depth = num_rows(plan.schedule, pipeline), len(pipeline.stages)
+    return row_actions(plan.schedule, place.stage, rows, depth, pipeline.micro_batches), depth
+
+
+def completes(plan, rank, reduction):
+    """The actions of a rank that complete its part of a sum of gradients, one of each stage that has one."""
+    for place in places_of(plan, rank):
+        pipeline, stage, _ = holding(plan, place)
+        if set(reduction.blocks) & set(stage.blocks):
+            yield Action(place.stage, last_work(plan.schedule), pipeline.micro_batches - 1)
+
+
 def programs(plan, order):
     return [list(share_of(rank, order)) for rank in range(len(plan.devices))]
 
 
 @settings(max_examples=150, deadline=None)
-@given(plan=plans(tp=1, max_devices=8, max_micro_batches=5), data=st.data())
+@given(plan=plans(tp=1, max_devices=8, max_micro_batches=5, schedules=tuple(ScheduleKind)), data=st.data())
 def test_blocking_execution_in_the_total_order_never_deadlocks(plan, data):
-    num_rows = data.draw(st.integers(1, plan.global_batch))
+    rows = data.draw(st.integers(1, plan.global_batch))
     ties = {"blocks.0.weight": (0, plan.num_blocks - 1)} if plan.num_blocks > 1 else {}
     sizes = data.draw(st.sampled_from(((), [REDUCTION_BYTES] * plan.num_blocks)))
-    order = communications(plan, num_rows, Summed(ties, sizes))
+    order = communications(plan, rows, Summed(ties, sizes))
     assert InOrderDevices(plan, programs(plan, order)).stuck() == []
 
 
 @settings(max_examples=50, deadline=None)
 @given(plan=plans(tp=1, max_devices=6), data=st.data())
 def test_hops_move_every_row_once_each_way(plan, data):
-    num_rows = data.draw(st.integers(1, plan.global_batch))
-    order = communications(plan, num_rows, Summed())
+    rows = data.draw(st.integers(1, plan.global_batch))
+    order = communications(plan, rows, Summed())
     hops = [c for c in order if isinstance(c, Transfer)]
     assert len(set(hops)) == len(hops)
     boundaries = sum(len(p.stages) - 1 for p in plan.pipelines)
     if boundaries == len(plan.pipelines) * (len(plan.pipelines[0].stages) - 1):
-        rows = sum(len(t.rows) for t in hops)
-        assert rows == 2 * num_rows * (len(plan.pipelines[0].stages) - 1)
+        moved = sum(len(t.rows) for t in hops)
+        assert moved == 2 * rows * (len(plan.pipelines[0].stages) - 1)
     assert order[-1] == Commit(tuple(range(len(plan.devices))))
 
 
@@ -178,9 +193,8 @@ def test_each_rank_in_the_order_of_its_own_actions_deadlocks_and_is_caught():
     plan = unlike_pipelines()
     order = communications(plan, 14, Summed())
     own = []
-    for place, program in zip(places(plan), programs(plan, order), strict=True):
-        pipeline, _, _ = holding(plan, place)
-        actions = stage_actions(plan.schedule, place.stage, len(pipeline.stages), pipeline.micro_batches)
+    for rank, program in enumerate(programs(plan, order)):
+        actions, _ = actions_of(plan, rank)
         hops = [c for c in program if isinstance(c, Transfer)]
         rest = [c for c in program if not isinstance(c, Transfer)]
         own.append([c for a in actions for c in hops if a in (c.target, c.source)] + rest)

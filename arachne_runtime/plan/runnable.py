@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from ..errors import UnsupportedPlanError
 from .plan import Plan, ScheduleKind, Stage
 
-RUNNABLE = (ScheduleKind.GPIPE, ScheduleKind.ONE_F_ONE_B)
+RUNNABLE = (ScheduleKind.GPIPE, ScheduleKind.ONE_F_ONE_B, ScheduleKind.INTERLEAVED)
 """Schedules that the engine plays."""
 
 
