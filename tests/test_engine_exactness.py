@@ -10,7 +10,6 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from arachne_runtime.plan.plan import Pipeline, Plan, Replica, ScheduleKind, Stage
-from arachne_runtime.plan.runnable import RUNNABLE
 from arachne_runtime.testing import run_ranks
 from bench.cases import Case, gap, train_all_by_plan, train_plainly
 from tests.strategies import plans
@@ -106,7 +105,7 @@ def test_a_single_process_needs_no_plan_of_its_own():
 
 CASES = st.builds(
     Case,
-    plans(tp=1, max_devices=6, num_blocks=5, schedules=RUNNABLE),
+    plans(tp=1, max_devices=6, num_blocks=5, schedules=tuple(ScheduleKind)),
     tied=st.booleans(),
     adam=st.booleans(),
     clip_norm=st.sampled_from((None, 0.1, 100.0)),

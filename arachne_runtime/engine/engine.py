@@ -25,7 +25,7 @@ from ..plan.placement import Place, holding, places_of
 from ..plan.plan import Plan
 from ..plan.records import RecordKind
 from ..plan.rows import micro_batch_rows, replica_rows
-from ..plan.schedule import Action, row_actions
+from ..plan.schedule import Action, Work, first_backward, row_actions
 from ..plan.schedule import num_rows as rows_of
 from .agreement import batch_number, settings_number
 from .courier import Courier
@@ -132,6 +132,7 @@ class Engine:
             is_first=place.stage == 0,
             is_last=place.stage == len(pipeline.stages) - 1,
             recompute=mine.recompute,
+            defers=first_backward(self.plan.schedule) is Work.INPUT,
             stochastic=recipe.stochastic,
             loss=recipe.loss,
             inputs=recipe.inputs,
@@ -235,7 +236,7 @@ class Engine:
             with self._told(str(action), action.stage):
                 players[action.stage].play(action, following, weight)
         self._reduce(program, courier)
-        return last.loss.item(), weight.count()
+        return sum(player.loss.item() for player in players.values()), weight.count()
 
     def _reduce(self, program: Program, courier: Courier) -> None:
         """Issue the sums of gradients and wait for them."""

@@ -1,6 +1,7 @@
 """Plays the actions of one stage by autograd, each with its rows, context and weight."""
 
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +16,7 @@ from ..model import StageModule, extra_losses
 from ..plan.records import RecordKind
 from ..plan.schedule import Action, Work
 from .courier import Courier
+from .deferral import Deferral
 from .entry import Entry
 from .gradients import Gradients
 from .loss_rule import LossRule
@@ -41,6 +43,8 @@ class Play:
     is_first: bool
     is_last: bool
     recompute: bool
+    defers: bool
+    """Whether backwards are split: first gradients of what entered the stage, then those of its weights."""
     stochastic: bool
     loss: Loss
     inputs: Inputs
@@ -65,6 +69,8 @@ class _Piece:
     outputs: tuple[Tensor, ...]
     added: tuple[Tensor, ...]
     """Losses that its blocks added, weighted."""
+    deferral: Deferral | None
+    """Gradients of weights that the backward leaves out."""
 
 
 class Player:
@@ -92,6 +98,8 @@ class Player:
         used = [m for m, mine in enumerate(rows) if mine]
         self._first, self._last = min(used, default=None), max(used, default=None)
         self._held: dict[int, list[_Piece]] = {}
+        self._owing: dict[int, list[tuple[range, Deferral]]] = {}
+        """By micro-batch whose backward is half done, blocks in descending order."""
         self._samples: dict[int, Any] = {}
         self.loss = torch.zeros((), dtype=torch.float64, device=play.device)
         """Weighted sum of the losses so far: of the last stage, and of those that blocks added."""
@@ -105,8 +113,11 @@ class Player:
             courier.look_ahead(following)
         taken = self._take(action)
         there = records.mark()
+        result: tuple[Tensor, ...] = ()
         if action.work is Work.FORWARD:
             result = self._forward(action.micro_batch, taken, weight)
+        elif action.work is Work.WEIGHT:
+            self._weigh(action.micro_batch)
         else:
             result = self._backward(action.micro_batch, taken)
         computed = records.mark()
@@ -132,12 +143,14 @@ class Player:
         """What the action needs from elsewhere: samples, received outputs, or received gradients."""
         if action.work is Work.FORWARD and self._play.is_first:
             return self._inputs(self.samples(action.micro_batch))
-        if action.work is not Work.FORWARD and self._play.is_last:
+        if action.work is Work.WEIGHT or (action.work is not Work.FORWARD and self._play.is_last):
             return ()
         return self._courier.take(action)
 
     def _is_end(self, action: Action) -> bool:
         """Whether no neighbour waits for the result."""
+        if action.work is Work.WEIGHT:
+            return True
         return self._play.is_last if action.work is Work.FORWARD else self._play.is_first
 
     def _forward(self, micro_batch: int, taken: tuple[Tensor, ...], weight: Weight) -> tuple[Tensor, ...]:
@@ -152,11 +165,12 @@ class Player:
         with self._play.watch.forward(context, random_too=self._watched):
             for blocks in self._pieces(micro_batch):
                 entry = Entry.behind(outputs) if pieces or stays else Entry(taken, needs_grad)
-                outputs, added = self._run(entry.tensors, context, blocks)
+                deferral = Deferral() if self._play.defers else None
+                outputs, added = self._run(entry.tensors, context, blocks, deferral)
                 added = self._weighted_by_rows(added, len(self._rows[micro_batch]))
                 if self._play.is_last and blocks.stop == self._play.stage.block_range.stop:
                     outputs = (self._weighted_loss(outputs, samples, weight, len(self._rows[micro_batch])),)
-                pieces.append(_Piece(blocks, entry, outputs, added))
+                pieces.append(_Piece(blocks, entry, outputs, added, deferral))
         if two is not None:
             two.refuse_mixing(self._play.stage)
         self._held[micro_batch] = pieces
@@ -186,24 +200,48 @@ class Player:
         """The stage in one, or for the last micro-batch in pieces, so that sums start between them."""
         return self._play.pieces if micro_batch == self._last else (self._play.stage.block_range,)
 
-    def _run(self, inputs: tuple[Tensor, ...], context: Mapping[str, Tensor], blocks: range) -> _Result:
+    def _run(
+        self,
+        inputs: tuple[Tensor, ...],
+        context: Mapping[str, Tensor],
+        blocks: range,
+        deferral: Deferral | None,
+    ) -> _Result:
         if not self._play.recompute:
-            return self._through(inputs, context, blocks)
+            return self._through(inputs, context, blocks, deferral)
         keep_random = self._play.stochastic
         return checkpoint(  # type: ignore[no-any-return]
-            self._on_copies, inputs, context, blocks, use_reentrant=False, preserve_rng_state=keep_random
+            self._on_copies,
+            inputs,
+            context,
+            blocks,
+            deferral,
+            use_reentrant=False,
+            preserve_rng_state=keep_random,
         )
 
-    def _on_copies(self, inputs: tuple[Tensor, ...], context: Mapping[str, Tensor], blocks: range) -> _Result:
+    def _on_copies(
+        self,
+        inputs: tuple[Tensor, ...],
+        context: Mapping[str, Tensor],
+        blocks: range,
+        deferral: Deferral | None,
+    ) -> _Result:
         """The stage run again must begin where it began, though a block may change its input in place."""
-        return self._through(tuple(tensor.clone() for tensor in inputs), context, blocks)
+        return self._through(tuple(tensor.clone() for tensor in inputs), context, blocks, deferral)
 
-    def _through(self, inputs: tuple[Tensor, ...], context: Mapping[str, Tensor], blocks: range) -> _Result:
+    def _through(
+        self,
+        inputs: tuple[Tensor, ...],
+        context: Mapping[str, Tensor],
+        blocks: range,
+        deferral: Deferral | None,
+    ) -> _Result:
         """Run blocks; ModelError where they change what shared its memory before it crossed a boundary."""
         received = not self._play.is_first and blocks.start == self._play.stage.block_range.start
         shared = self._courier.shares_memory(self._play.index) if received else ()
         before = [(t, t._version) for t, flag in zip(inputs, shared, strict=False) if flag]
-        with extra_losses() as added:
+        with extra_losses() as added, deferral or nullcontext():
             outputs: tuple[Tensor, ...] = self._play.stage(inputs, context, blocks)
         if any(tensor._version != version for tensor, version in before):
             raise ModelError(
@@ -248,12 +286,24 @@ class Player:
             outputs = [tensor for tensor in piece.outputs if tensor.requires_grad]
             added = [value for value in piece.added if value.requires_grad]
             if outputs or added:
+                if piece.deferral is not None:
+                    piece.deferral.is_due = True
                 given = [None] * len(outputs) if gradients is None else gradients  # a loss is one number
                 torch.autograd.backward(outputs + added, [*given, *([None] * len(added))])
             gradients = piece.entry.gradients()
-            if micro_batch == self._last:
+            if piece.deferral is not None:
+                self._owing.setdefault(micro_batch, []).append((piece.blocks, piece.deferral))
+            elif micro_batch == self._last:
                 self._courier.passed(piece.blocks)
         return self._gradients.settle(gradients or ())
+
+    def _weigh(self, micro_batch: int) -> None:
+        """The gradients of weights that the backward left out."""
+        for blocks, deferral in self._owing.pop(micro_batch):
+            deferral.pay()
+            if micro_batch == self._last:
+                self._courier.passed(blocks)
+        self._gradients.settle(())
 
 
 def _to(tree: Any, device: torch.device) -> Any:

@@ -6,10 +6,7 @@ It needs no torch, so that a launcher refuses a plan before any rank starts.
 from collections.abc import Iterator
 
 from ..errors import UnsupportedPlanError
-from .plan import Plan, ScheduleKind, Stage
-
-RUNNABLE = (ScheduleKind.GPIPE, ScheduleKind.ONE_F_ONE_B, ScheduleKind.INTERLEAVED)
-"""Schedules that the engine plays."""
+from .plan import Plan, Stage
 
 
 def refuse_unrunnable(plan: Plan) -> None:
@@ -24,11 +21,6 @@ def obstacles(plan: Plan) -> tuple[str, ...]:
 
 
 def _obstacles(plan: Plan) -> Iterator[str]:
-    if plan.schedule not in RUNNABLE:
-        yield (
-            f"$.schedule is {plan.schedule}; this version plays {', '.join(RUNNABLE)}: "
-            "plan again with one of them"
-        )
     for p, pipeline in enumerate(plan.pipelines):
         for s, stage in enumerate(pipeline.stages):
             for problem in _of_stage(stage):

@@ -50,12 +50,12 @@ class Action:
 
 def first_backward(kind: ScheduleKind) -> Work:
     """What gives the gradients that the stage before waits for."""
-    return Work.INPUT if kind is ScheduleKind.ZERO_BUBBLE else Work.BACKWARD
+    return Work.INPUT if kind == ScheduleKind.ZERO_BUBBLE else Work.BACKWARD
 
 
 def last_work(kind: ScheduleKind) -> Work:
     """What completes the gradients of a stage's parameters."""
-    return Work.WEIGHT if kind is ScheduleKind.ZERO_BUBBLE else Work.BACKWARD
+    return Work.WEIGHT if kind == ScheduleKind.ZERO_BUBBLE else Work.BACKWARD
 
 
 def num_rows(kind: ScheduleKind, pipeline: Pipeline) -> int:
