@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from .data import StepBatch
-    from .engine import Engine, Recipe, StepReport
+    from .engine import Engine, EvaluationReport, Recipe, StepReport
     from .errors import (
         ArachneError,
         InvalidFileError,
@@ -36,6 +36,7 @@ __all__ = [
     "ArachneError",
     "Cluster",
     "Engine",
+    "EvaluationReport",
     "InvalidFileError",
     "MoE",
     "ModelError",
@@ -74,7 +75,7 @@ __all__ = [
 
 _NAMES = {
     ".data": ("StepBatch",),
-    ".engine": ("Engine", "Recipe", "StepReport"),
+    ".engine": ("Engine", "EvaluationReport", "Recipe", "StepReport"),
     ".errors": tuple(name for name in __all__ if name.endswith("Error")),
     ".model": ("ModelParts", "MoE", "Workload", "add_loss", "extra_losses", "pipelined"),
     ".model.huggingface": ("causal_lm_loss", "causal_lm_tokens", "huggingface"),
