@@ -1,4 +1,4 @@
-"""Replicas that play in lockstep: one without rows in a short batch still joins what they compute together."""
+"""Replicas that play in lockstep: one without rows still joins what they compute together."""
 
 import pytest
 import torch

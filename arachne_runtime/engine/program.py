@@ -54,7 +54,9 @@ class Program:
         if always and any(span and not all(mine) for span, mine in zip(spans, by_replica, strict=True)):
             first = None
         last = {action.stage: action.micro_batch for action in actions}
-        timed = [item for item in timed_communications(plan, num_samples, summed) if place.rank in item[1].members]
+        timed = [
+            item for item in timed_communications(plan, num_samples, summed) if place.rank in item[1].members
+        ]
         starts = {action: start for (p, action), start in start_times(plan).items() if p == place.pipeline}
         return cls(
             rows, read, actions, first, last,

@@ -45,8 +45,8 @@ def replica_rows(stage: Stage, rows: range) -> tuple[range, ...]:
 def in_lockstep(pipeline: Pipeline, stage: int) -> bool:
     """Whether all replicas of a stage play each micro-batch that has rows, also those that get none of them.
 
-    So it is where experts are spread over replicas: each of them computes samples of the others. A device that
-    holds such a stage does so in all of its stages.
+    So it is where experts are spread over replicas: each of them computes samples of the others. A device
+    that holds such a stage does so in all of its stages.
     """
     devices = pipeline.stages[stage].devices
     return any(other.expert_parallel > 1 for other in pipeline.stages if other.devices == devices)
