@@ -1,6 +1,5 @@
 """Issues a rank's messages and reductions of one step in the total order, and waits where one is needed."""
 
-from bisect import bisect_right
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,7 +14,6 @@ from ..mesh import Transport
 from ..plan.limits import PENDING_SENDS
 from ..plan.order import Communication, Reduction, Transfer
 from ..plan.schedule import Action, Work
-from .program import Program
 from .signature import HEADER_LENGTH, MAX_TENSORS, Signature, decode, encode, gradients_of, signature_of
 
 
@@ -55,7 +53,8 @@ class Courier:
 
     def __init__(
         self,
-        program: Program,
+        sequence: Sequence[Communication],
+        rows: Sequence[range],
         *,
         rank: int,
         device: torch.device,
@@ -66,13 +65,12 @@ class Courier:
         blocking: bool = False,
         forward_only: bool = False,
     ) -> None:
-        """Hold the rank's ``program`` for a batch of ``num_rows``.
+        """Hold the rank's ``sequence`` and its own ``rows`` of each micro-batch, out of ``num_rows``.
 
         ``within`` are those stages of the rank whose next stage is the same rank's.
         """
-        self._program = program
-        self._sequence = sequence = program.sequence
-        self._rows = program.rows
+        self._sequence = sequence
+        self._rows = rows
         self._rank = rank
         self._device = device
         self._transport = transport
@@ -82,8 +80,6 @@ class Courier:
         self._forward_only = forward_only
         self._blocking = blocking
         self._next = 0
-        self._limit = len(program.sequence)
-        """What comes from here on must wait until more is computed."""
         self._early: set[int] = set()
         self._receives = _receives_by_action(sequence, rank)
         self._outbox: dict[Action, tuple[Tensor, ...]] = {}
@@ -100,20 +96,8 @@ class Courier:
 
     def advance(self) -> None:
         """Issue all that may go, in order; stop at the first that waits for a computation of this rank."""
-        while self._next < self._limit and self._issue(self._next):
+        while self._next < len(self._sequence) and self._issue(self._next):
             self._next += 1
-
-    def begin(self, action: Action | None) -> None:
-        """All before ``action`` is computed; None: all.
-
-        Blocking, no more may be issued than what is ready when the action starts: a receive of what is sent
-        only later would keep this rank from computing what others compute with it.
-        """
-        if self._blocking and action is not None:
-            self._limit = bisect_right(self._program.ready, self._program.starts[action])
-        elif self._blocking:
-            self._limit = len(self._sequence)
-        self.advance()
 
     def look_ahead(self, action: Action) -> None:
         """Post the receives of ``action`` before their turn, where tags allow it and their form is known."""
@@ -142,7 +126,7 @@ class Courier:
     def give(self, action: Action, tensors: tuple[Tensor, ...]) -> None:
         """Send what ``action`` computed: the outputs of a forward, or gradients of what was received."""
         forward = action.work is Work.FORWARD
-        if forward and (self._rows[action.micro_batch] or self.stays(action)):
+        if forward:
             self._check_outputs(action, tensors)
         step = 1 if forward else -1
         if self.stays(action):
@@ -166,7 +150,7 @@ class Courier:
 
     def finish(self) -> None:
         """Issue what is left and wait for every send."""
-        self.begin(None)
+        self.advance()
         assert self._next == len(self._sequence), f"{self._sequence[self._next]} was never issued"
         for source in list(self._sends):
             self._end_sends(source)

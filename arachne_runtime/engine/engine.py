@@ -4,6 +4,7 @@ import math
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import lru_cache
 from itertools import chain
 from typing import Any
@@ -19,11 +20,13 @@ from ..measure.recorder import Recorder, Records, Silence
 from ..mesh import Mesh
 from ..model import ModelParts, StageModule
 from ..plan.cluster import index_of
-from ..plan.order import Reduction, Summed
+from ..plan.order import Communication, Reduction, Summed, Transfer, communications, share_of
 from ..plan.placement import Place, holding, places_of
 from ..plan.plan import Plan
 from ..plan.records import RecordKind
-from ..plan.schedule import Work, first_backward
+from ..plan.rows import micro_batch_rows, replica_rows
+from ..plan.schedule import Action, Work, first_backward, row_actions
+from ..plan.schedule import num_rows as rows_of
 from .agreement import batch_number, refuse_disagreement, settings_number
 from .compiled import backend_of, compile_blocks, refuse_compiled
 from .courier import Courier
@@ -34,7 +37,6 @@ from .nonfinite import refuse_non_finite
 from .optimizer_rule import refuse_optimizer
 from .player import Context, Play, Player
 from .precision import Accumulation, LossScale, Precision, refuse_parameters, scale_gradients
-from .program import Program
 from .recipe import Recipe
 from .refusals import refuse_model, refuse_plan, runs_once, sees_whole_batch
 from .report import EvaluationReport, StepReport
@@ -43,6 +45,27 @@ from .weight import ItemWeight, RowWeight, Weight, whole_number
 
 KEPT_PROGRAMS = 8
 """Batch sizes whose order of communication is remembered: the full one and the last of an epoch recur."""
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """What this rank does in a step on a batch of some number of rows."""
+
+    rows: tuple[range, ...]
+    """Its own rows of each micro-batch; none where the batch is too short for it."""
+    actions: tuple[Action, ...]
+    """Those with rows."""
+    sequence: tuple[Communication, ...]
+    """Its messages and reductions in the total order, without the commit word."""
+
+
+def forward_only(program: Program) -> Program:
+    """The forwards of a program and their messages."""
+    return Program(
+        program.rows,
+        tuple(a for a in program.actions if a.work is Work.FORWARD),
+        tuple(c for c in program.sequence if isinstance(c, Transfer) and c.source.work is Work.FORWARD),
+    )
 
 
 class Engine:
@@ -165,7 +188,7 @@ class Engine:
     def needed_rows(self, num_rows: int) -> tuple[range, ...]:
         """Rows of a global batch of ``num_rows`` rows that this rank reads, ascending; often none."""
         needed = any(play.needs_samples for play in self._plays.values())
-        return tuple(rows for rows in self._program(num_rows).read if rows) if needed else ()
+        return tuple(rows for rows in self._program(num_rows).rows if rows) if needed else ()
 
     def close(self) -> None:
         """Destroy the process groups that the engine made, and let go of the others; it cannot step any more.
@@ -232,7 +255,7 @@ class Engine:
                 batch = as_step_batch(given)
                 if batch.num_rows:
                     self._refuse_rows(batch.num_rows)
-                    program = self._program(batch.num_rows).forwards()
+                    program = forward_only(self._program(batch.num_rows))
                     loss, count = self._run(program, batch, evaluates=True)
                     tally.add(loss, batch.num_rows, count, batch_number(batch))
             with self._told("the end of an evaluation"):
@@ -246,7 +269,8 @@ class Engine:
         """Play the schedule and sum the gradients; this rank's part of the loss, and the global count."""
         records = Silence() if evaluates else self._records
         courier = Courier(
-            program,
+            program.sequence,
+            program.rows,
             rank=self._mesh.rank,
             device=self._mesh.device,
             transport=self._mesh.transport,
@@ -262,7 +286,7 @@ class Engine:
                 courier,
                 self._gradients,
                 batch,
-                program,
+                program.rows,
                 records=records,
                 watched=is_watched(self.num_steps) and not evaluates,
                 scale=self._loss_scale,
@@ -351,7 +375,19 @@ class Engine:
         return ItemWeight.start(count, self._mesh, may_be_none=may_be_none)
 
     def _make_program(self, num_rows: int) -> Program:
-        return Program.of(self.plan, self.places, num_rows, self._summed)
+        place = self.places[0]  # all stages of a rank split a micro-batch alike
+        pipeline, stage, _ = holding(self.plan, place)
+        micro_batches = micro_batch_rows(self.plan, num_rows)[place.pipeline]
+        rows = tuple(replica_rows(stage, span)[place.replica] for span in micro_batches)
+        actions = row_actions(
+            self.plan.schedule,
+            place.stage,
+            rows_of(self.plan.schedule, pipeline),
+            len(pipeline.stages),
+            pipeline.micro_batches,
+        )
+        *order, _ = communications(self.plan, num_rows, self._summed)
+        return Program(rows, tuple(a for a in actions if rows[a.micro_batch]), share_of(place.rank, order))
 
     def _refuse_closed(self) -> None:
         if not self._is_open:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from ..data.batch import StepBatch, slice_rows, take_rows, to_device
+from ..data.batch import StepBatch, take_rows, to_device
 from ..errors import ModelError
 from ..measure.recorder import Records
 from ..model import StageModule, extra_losses
@@ -23,7 +23,6 @@ from .gradients import Gradients
 from .loss_rule import LossRule
 from .mixing import TwoRows
 from .precision import Precision, as_single, autocast
-from .program import Program
 from .recipe import Inputs, Loss
 from .watch import Watch
 from .weight import Weight
@@ -87,13 +86,13 @@ class Player:
         courier: Courier,
         gradients: Gradients,
         batch: StepBatch,
-        program: Program,
+        rows: tuple[range, ...],
         *,
         records: Records,
         watched: bool,
         scale: float = 1.0,
     ) -> None:
-        """Play on the ``program``'s rows of each micro-batch, ``watched`` for what depends on the split.
+        """Play on this replica's ``rows`` of each micro-batch, ``watched`` for what depends on the split.
 
         Gradients come out ``scale`` times as large.
         """
@@ -101,13 +100,12 @@ class Player:
         self._courier = courier
         self._gradients = gradients
         self._batch = batch
-        self._rows, self._read = program.rows, program.read
+        self._rows = rows
         self._records = records
         self._watched = watched and play.watch.exact
         self._scale = scale
-        self._first = program.first
-        self._last = program.last.get(play.index)
-        """The last one that is played."""
+        used = [m for m, mine in enumerate(rows) if mine]
+        self._first, self._last = min(used, default=None), max(used, default=None)
         self._held: dict[int, list[_Piece]] = {}
         self._owing: dict[int, list[tuple[range, Deferral]]] = {}
         """By micro-batch whose backward is half done, blocks in descending order."""
@@ -119,7 +117,7 @@ class Player:
         """Play one action; the input of the ``following`` one is received meanwhile."""
         records, courier, sent_before = self._records, self._courier, self._courier.sent_bytes
         start = records.mark()
-        courier.begin(action)
+        courier.advance()
         if following is not None:
             courier.look_ahead(following)
         taken = self._take(action)
@@ -147,10 +145,8 @@ class Player:
     def samples(self, micro_batch: int) -> Any:
         """Samples of a micro-batch that are this replica's, on its device."""
         if micro_batch not in self._samples:
-            rows, read = self._rows[micro_batch], self._read[micro_batch]
-            samples = self._batch.rows(read)
-            samples = samples if rows else slice_rows(samples, range(0), len(read))
-            self._samples[micro_batch] = to_device(samples, self._play.device)
+            rows = self._rows[micro_batch]
+            self._samples[micro_batch] = to_device(self._batch.rows(rows), self._play.device)
         return self._samples[micro_batch]
 
     def _take(self, action: Action) -> tuple[Tensor, ...]:
@@ -278,8 +274,6 @@ class Player:
     def _weighted_loss(
         self, outputs: tuple[Tensor, ...], samples: Any, weight: Weight, num_rows: int
     ) -> Tensor:
-        if not num_rows:  # a mean over none is no number; what others compute here still needs a backward
-            return sum((tensor.sum() * 0 for tensor in outputs if tensor.requires_grad), torch.zeros(()))
         loss = self._play.loss(outputs[0] if len(outputs) == 1 else outputs, samples)
         if not isinstance(loss, Tensor) or loss.numel() != 1:
             what = f"shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
@@ -300,8 +294,6 @@ class Player:
     def _backward(self, micro_batch: int, taken: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         pieces = self._held.pop(micro_batch)
         gradients = None if self._play.is_last else taken
-        if gradients is not None and not self._rows[micro_batch]:  # nobody sends those of no rows
-            gradients = tuple(torch.zeros_like(t) for t in pieces[-1].outputs if t.requires_grad)
         while pieces:
             piece = pieces.pop()
             outputs = [tensor for tensor in piece.outputs if tensor.requires_grad]

@@ -14,7 +14,7 @@ from typing import TypeAlias
 from ..units import Bytes
 from .placement import places
 from .plan import Pipeline, Plan
-from .rows import in_lockstep, micro_batch_rows, overlaps, replica_rows
+from .rows import micro_batch_rows, overlaps, replica_rows
 from .schedule import Action, Work, first_backward, last_work, row_actions
 from .schedule import num_rows as rows_of
 from .segments import segments
@@ -107,23 +107,14 @@ class Summed:
 
 
 Communication: TypeAlias = Transfer | Reduction | Commit
-Time: TypeAlias = Fraction | int
-"""Of the simulation, in its units."""
 _Times: TypeAlias = Mapping[tuple[int, Action], int]
 """When each (pipeline, action) ends."""
 
 
 def communications(plan: Plan, num_rows: int, summed: Summed) -> tuple[Communication, ...]:
     """Every communication of a step on a batch of ``num_rows`` rows, in the total order."""
-    order = (item for _, item in timed_communications(plan, num_rows, summed))
-    return (*order, Commit(tuple(range(len(plan.devices)))))
-
-
-def timed_communications(
-    plan: Plan, num_rows: int, summed: Summed
-) -> tuple[tuple[Time, Transfer | Reduction], ...]:
-    """Those before the commit word, and when each is ready in the simulation."""
     ends = end_times(plan)
+    ranks = range(len(plan.devices))
     hops = [(ends[t.pipeline, t.source], t) for t in transfers(plan, num_rows)]
     sums = [(_ready(plan, r, ends), r) for r in reductions(plan, summed) if len(r.members) > 1]
     hops.sort(key=lambda item: (item[0], item[1].sender, item[1].receiver))
@@ -135,10 +126,10 @@ def timed_communications(
             item[1].index,
         )
     )
-    ordered: list[tuple[Time, int, Transfer | Reduction]] = [(time, 0, hop) for time, hop in hops]
+    ordered: list[tuple[Fraction | int, int, Communication]] = [(time, 0, hop) for time, hop in hops]
     ordered += [(time, 1, reduction) for time, reduction in sums]
     ordered.sort(key=lambda item: item[:2])
-    return tuple((time, item) for time, _, item in ordered)
+    return (*(item for _, _, item in ordered), Commit(tuple(ranks)))
 
 
 def share_of(rank: int, order: Iterable[Communication]) -> tuple[Communication, ...]:
@@ -165,8 +156,7 @@ def _hops(
 ) -> Iterator[Transfer]:
     """Forward over the boundary behind stage ``before``, and backward over the same rows.
 
-    None where the same ranks hold both stages, as where an interleaved pipeline has one set of devices. A
-    replica that plays without rows is told, by a message of none, what form its input has.
+    None where the same ranks hold both stages, as where an interleaved pipeline has one set of devices.
     """
     after = before + 1
     sides = [replica_rows(plan.pipelines[p].stages[s], rows) for s in (before, after)]
@@ -181,12 +171,6 @@ def _hops(
             yield Transfer(p, *down, sender, receiver, overlap.rows)
         for sender, receiver in _pairs(below, above):
             yield Transfer(p, *up, sender, receiver, overlap.rows)
-    idle = [r for r, mine in enumerate(sides[1]) if not mine]
-    if rows and idle and in_lockstep(plan.pipelines[p], after):
-        busy, start = next((r, mine.start) for r, mine in enumerate(sides[0]) if mine)
-        for replica in idle:
-            for sender, receiver in _pairs(ranks[p, before][busy], ranks[p, after][replica]):
-                yield Transfer(p, *down, sender, receiver, range(start, start))
 
 
 def _pairs(senders: Sequence[int], receivers: Sequence[int]) -> Iterator[tuple[int, int]]:
@@ -246,11 +230,6 @@ def end_times(plan: Plan) -> dict[tuple[int, Action], int]:
         for p, pipeline in enumerate(plan.pipelines)
         for action, time in _simulate(plan, pipeline).items()
     }
-
-
-def start_times(plan: Plan) -> dict[tuple[int, Action], int]:
-    """When each action of each pipeline starts."""
-    return {(p, action): end - _UNITS[action.work] for (p, action), end in end_times(plan).items()}
 
 
 def _simulate(plan: Plan, pipeline: Pipeline) -> dict[Action, int]:

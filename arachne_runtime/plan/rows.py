@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
-from .plan import Pipeline, Plan, Stage
+from .plan import Plan, Stage
 from .shares import largest_remainder
 
 
@@ -40,16 +40,6 @@ def micro_batch_rows(plan: Plan, num_rows: int) -> tuple[tuple[range, ...], ...]
 def replica_rows(stage: Stage, rows: range) -> tuple[range, ...]:
     """Rows that each replica of ``stage`` takes of a micro-batch that holds ``rows``."""
     return consecutive(largest_remainder(len(rows), stage.shares), rows.start)
-
-
-def in_lockstep(pipeline: Pipeline, stage: int) -> bool:
-    """Whether all replicas of a stage play each micro-batch that has rows, also those that get none of them.
-
-    So it is where experts are spread over replicas: each of them computes samples of the others. A device
-    that holds such a stage does so in all of its stages.
-    """
-    devices = pipeline.stages[stage].devices
-    return any(other.expert_parallel > 1 for other in pipeline.stages if other.devices == devices)
 
 
 def overlaps(before: Sequence[range], after: Sequence[range]) -> tuple[Overlap, ...]:
