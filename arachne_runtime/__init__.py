@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from .data import StepBatch
-    from .engine import Engine, EvaluationReport, Recipe, StepReport
+    from .engine import Engine, Recipe, StepReport
     from .errors import (
         ArachneError,
         InvalidFileError,
@@ -21,7 +21,18 @@ if TYPE_CHECKING:
         UsageError,
         WorkerFailedError,
     )
-    from .model import ModelParts, MoE, Workload, add_loss, extra_losses, pipelined
+    from .model import (
+        Colwise,
+        ModelParts,
+        MoE,
+        Rowwise,
+        Workload,
+        add_loss,
+        extra_losses,
+        pipelined,
+        vocabulary_parallel,
+        vocabulary_parallel_cross_entropy,
+    )
     from .model.huggingface import causal_lm_loss, causal_lm_tokens, huggingface
     from .plan.cluster import Cluster
     from .plan.files import read_cluster, read_model, read_plan, read_profile
@@ -35,8 +46,8 @@ __version__ = "0.1.0"
 __all__ = [
     "ArachneError",
     "Cluster",
+    "Colwise",
     "Engine",
-    "EvaluationReport",
     "InvalidFileError",
     "MoE",
     "ModelError",
@@ -50,6 +61,7 @@ __all__ = [
     "Profile",
     "Recipe",
     "Replica",
+    "Rowwise",
     "ScheduleKind",
     "Session",
     "Stage",
@@ -71,13 +83,26 @@ __all__ = [
     "read_model",
     "read_plan",
     "read_profile",
+    "vocabulary_parallel",
+    "vocabulary_parallel_cross_entropy",
 ]
 
 _NAMES = {
     ".data": ("StepBatch",),
-    ".engine": ("Engine", "EvaluationReport", "Recipe", "StepReport"),
+    ".engine": ("Engine", "Recipe", "StepReport"),
     ".errors": tuple(name for name in __all__ if name.endswith("Error")),
-    ".model": ("ModelParts", "MoE", "Workload", "add_loss", "extra_losses", "pipelined"),
+    ".model": (
+        "Colwise",
+        "ModelParts",
+        "MoE",
+        "Rowwise",
+        "Workload",
+        "add_loss",
+        "extra_losses",
+        "pipelined",
+        "vocabulary_parallel",
+        "vocabulary_parallel_cross_entropy",
+    ),
     ".model.huggingface": ("causal_lm_loss", "causal_lm_tokens", "huggingface"),
     ".plan.cluster": ("Cluster",),
     ".plan.files": ("read_cluster", "read_model", "read_plan", "read_profile"),

@@ -16,6 +16,7 @@ from arachne_runtime.engine import Engine, Recipe
 from arachne_runtime.model import ModelParts, pipelined
 from arachne_runtime.plan import order
 from arachne_runtime.plan.plan import Plan
+from arachne_runtime.plan.shards import Intervals
 
 VOCABULARY, SEQUENCE, WIDTH, HEADS = 13, 4, 8, 2
 IGNORED = -100
@@ -153,6 +154,8 @@ class Outcome:
     parameters: dict[str, Tensor] = field(default_factory=dict)
     gradients: dict[str, Tensor | None] = field(default_factory=dict)
     """Of the first step, by global name; None where no sample used the parameter."""
+    held: dict[str, tuple[Intervals, ...]] = field(default_factory=dict)
+    """What the rank held of each; empty: everything."""
 
 
 def train_by_plan(case: Case) -> Outcome:
@@ -191,6 +194,7 @@ def _train_by_plan(case: Case) -> Outcome:
         if step == 0:
             found.gradients = _gradients(engine.named_parameters())
     found.parameters = {name: p.detach().clone() for name, p in engine.named_parameters()}
+    found.held = engine.held_parts()
     engine.close()
     return found
 
@@ -265,9 +269,23 @@ def gap(found: Outcome, wanted: Outcome) -> Gap:
     return Gap(
         loss=_largest(abs(a - b) for a, b in zip(found.losses, wanted.losses, strict=True)),
         norm=_largest(abs(a - b) for a, b in zip(found.norms, wanted.norms, strict=True)),
-        parameter=_largest(_difference(p, wanted.parameters[n]) for n, p in found.parameters.items()),
-        gradient=_largest(_difference(g, wanted.gradients[n]) for n, g in found.gradients.items()),
+        parameter=_largest(
+            _difference(p, _part(wanted.parameters[n], found.held.get(n)))
+            for n, p in found.parameters.items()
+        ),
+        gradient=_largest(
+            _difference(g, _part(wanted.gradients[n], found.held.get(n))) for n, g in found.gradients.items()
+        ),
     )
+
+
+def _part(whole: Tensor | None, held: tuple[Intervals, ...] | None) -> Tensor | None:
+    """The rows that a rank held of each dim."""
+    if whole is None or held is None:
+        return whole
+    for dim, runs in enumerate(held):
+        whole = whole.index_select(dim, torch.tensor([i for run in runs for i in run]))
+    return whole
 
 
 def _difference(a: Tensor | None, b: Tensor | None) -> float:

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from arachne_runtime.engine import Engine, Recipe
-from arachne_runtime.errors import ModelError, NonFiniteGradientError, UnsupportedPlanError, UsageError
+from arachne_runtime.errors import ModelError, UnsupportedPlanError, UsageError
 from arachne_runtime.model import ModelParts
 from arachne_runtime.plan.plan import Pipeline, Plan, Replica, Stage
 from arachne_runtime.plan.runnable import refuse_unrunnable
@@ -74,7 +74,7 @@ TWO_REPLICAS = (Replica(devices=("a:0",), share=2), Replica(devices=("a:1",), sh
     [
         (
             {"replicas": (Replica(devices=("a:0", "a:1"), share=4),)},
-            "tensor-parallel over a:0, a:1; this version runs TP 1: make",
+            "is tensor-parallel over 2 devices, but the model does not say how its modules are shared out",
         ),
         ({"replicas": TWO_REPLICAS, "expert_parallel": 2}, "expert_parallel is 2; this version keeps all"),
         ({"replicas": TWO_REPLICAS, "expert_tensor": 2}, "expert_tensor is 2; this version keeps all"),
@@ -201,17 +201,11 @@ def test_a_mean_over_no_items_is_refused():
         engine(num_items=lambda batch: 0).step(batch())
 
 
-def test_gradients_that_are_not_finite_are_refused_and_change_no_parameter():
+def test_gradients_that_are_not_finite_are_told_and_applied_as_pytorch_does():
     found = engine(loss=lambda output, batch: output.sum() * float("nan"))
-    before = [p.detach().clone() for _, p in found.named_parameters()]
-    with pytest.raises(NonFiniteGradientError, match=r"blocks\.1\.bias is not finite.*the loss is nan"):
-        found.step(batch())
-    assert all(torch.equal(p, old) for (_, p), old in zip(found.named_parameters(), before, strict=True))
-
-
-def test_a_norm_that_overflows_is_no_fault_of_the_gradients():
-    found = engine(loss=lambda output, batch: output.mean() * 1e30)
-    assert found.step(batch()).grad_norm == float("inf")
+    report = found.step(batch())
+    assert not report.is_finite
+    assert all(torch.isnan(p).all() for _, p in found.named_parameters())
 
 
 def test_sparse_gradients_are_refused():

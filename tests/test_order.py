@@ -1,5 +1,6 @@
 """The total order of communication: no deadlock, every row once, every sum by its holders."""
 
+import math
 import random
 from dataclasses import dataclass
 from itertools import pairwise
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 from arachne_runtime.plan.order import (
     REDUCTION_BYTES,
     Commit,
+    Inside,
     Reduction,
     Summed,
     Transfer,
@@ -54,7 +56,7 @@ class InOrderDevices:
         return all(heads[member] == c and self._computed(member, c, done) for member in c.members)
 
     def _computed(self, rank, c, done):
-        """Whether every receive that the rank's own part of ``c`` depends on has ended."""
+        """Whether all that the rank's own part of ``c`` depends on has ended: receives, exchanges inside."""
         if isinstance(c, Transfer) and c.receiver == rank:
             return True
         actions, depth = actions_of(self.plan, rank)
@@ -62,12 +64,17 @@ class InOrderDevices:
             actions = actions[: actions.index(c.source) + 1]
         elif isinstance(c, Reduction):
             actions = actions[: max(map(actions.index, completes(self.plan, rank, c))) + 1]
+        elif isinstance(c, Inside):
+            actions = actions[: actions.index(c.action) + 1]
         needed = {a for a in actions if needs(a, depth)}
-        return all(
-            t in done
-            for t in self.programs[rank]
-            if isinstance(t, Transfer) and t.receiver == rank and t.target in needed
-        )
+        lowest = {Transfer: -1, Commit: -1, Inside: math.inf}.get(type(c)) or c.blocks[0]
+        for t in self.programs[rank]:
+            if isinstance(t, Transfer) and t.receiver == rank and t.target in needed and t not in done:
+                return False
+            earlier = isinstance(t, Inside) and t.action in actions
+            if earlier and (t.action != actions[-1] or t.block >= lowest) and t not in done:
+                return False
+        return True
 
 
 def actions_of(plan, rank):
@@ -91,12 +98,13 @@ def programs(plan, order):
 
 
 @settings(max_examples=150, deadline=None)
-@given(plan=plans(tp=1, max_devices=8, max_micro_batches=5, schedules=tuple(ScheduleKind)), data=st.data())
+@given(plan=plans(max_devices=8, max_micro_batches=5, schedules=tuple(ScheduleKind)), data=st.data())
 def test_blocking_execution_in_the_total_order_never_deadlocks(plan, data):
     rows = data.draw(st.integers(1, plan.global_batch))
     ties = {"blocks.0.weight": (0, plan.num_blocks - 1)} if plan.num_blocks > 1 else {}
     sizes = data.draw(st.sampled_from(((), [REDUCTION_BYTES] * plan.num_blocks)))
-    order = communications(plan, rows, Summed(ties, sizes))
+    forms = data.draw(st.sampled_from(((), [split_block(b) for b in range(plan.num_blocks)])))
+    order = communications(plan, rows, Summed(ties if not forms else {}, sizes, forms))
     assert InOrderDevices(plan, programs(plan, order)).stuck() == []
 
 
@@ -168,6 +176,32 @@ def test_tensor_parallel_ranks_each_receive_all_rows_once_and_give_one_gradient_
     backward = [t.members for t in hops if t.source.work is Work.BACKWARD]
     assert forward == [(0, 2), (2, 3), (2, 4), (2, 5)]
     assert backward == [(3, 2), (2, 0), (2, 1)]
+
+
+def test_a_tensor_parallel_rank_that_receives_before_it_computes_deadlocks_and_is_caught():
+    stages = [
+        Stage(layers=(i, i + 1), replicas=(Replica(devices=devices, share=2),))
+        for i, devices in enumerate((("a:0",), ("b:0", "b:1"), ("c:0",)))
+    ]
+    pipeline = Pipeline(micro_batches=2, micro_batch=2, stages=tuple(stages))
+    plan = Plan(model="tiny", global_batch=4, sequence=1, pipelines=(pipeline,))
+    found = programs(plan, communications(plan, 4, Summed()))
+    names = [str(c.action) if isinstance(c, Inside) else type(c).__name__[0] for c in found[2]]
+    assert names == ["T", "1F0", "T", "1F1", "T", "1B0", "T", "1B1", "R", "C"]
+    assert InOrderDevices(plan, found).stuck() == []
+    found[2].sort(key=lambda c: not isinstance(c, Transfer))
+    assert InOrderDevices(plan, found).stuck()
+
+
+def test_exchanges_of_the_last_backward_have_sums_of_gradients_between_them():
+    groups = (Replica(devices=("a:0", "a:1"), share=1), Replica(devices=("b:0",), share=1))
+    pipeline = Pipeline(micro_batches=2, micro_batch=2, stages=(Stage(layers=(0, 2), replicas=groups),))
+    plan = Plan(model="tiny", global_batch=4, sequence=1, pipelines=(pipeline,))
+    remainder = ["0B0:1", "0B0:0", "1:2", "0:1"]  # one row: the second micro-batch has none
+    for rows, wanted in ((4, ["0B1:1", "1:2", "0B1:0", "0:1"]), (1, remainder)):
+        order = communications(plan, rows, Summed(block_bytes=[REDUCTION_BYTES] * 2))
+        told = [f"{c.action}:{c.block}" if isinstance(c, Inside) else c.name for c in share_of(0, order)[:-1]]
+        assert told[-4:] == wanted
 
 
 def test_reductions_follow_the_receives_of_each_rank_in_descending_block_order():

@@ -2,6 +2,6 @@
 
 from .engine import Engine
 from .recipe import Recipe
-from .report import EvaluationReport, StepReport
+from .report import StepReport
 
-__all__ = ["Engine", "EvaluationReport", "Recipe", "StepReport"]
+__all__ = ["Engine", "Recipe", "StepReport"]

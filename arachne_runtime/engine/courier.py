@@ -9,10 +9,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ..errors import ModelError, UsageError
+from ..errors import ModelError
 from ..mesh import Transport
 from ..plan.limits import PENDING_SENDS
-from ..plan.order import Communication, Reduction, Transfer
+from ..plan.order import Communication, Inside, Reduction, Transfer
 from ..plan.schedule import Action, Work
 from .signature import HEADER_LENGTH, MAX_TENSORS, Signature, decode, encode, gradients_of, signature_of
 
@@ -60,12 +60,10 @@ class Courier:
         device: torch.device,
         transport: Transport,
         reducer: Reducer,
-        num_rows: int,
         within: Collection[int] = (),
         blocking: bool = False,
-        forward_only: bool = False,
     ) -> None:
-        """Hold the rank's ``sequence`` and its own ``rows`` of each micro-batch, out of ``num_rows``.
+        """Hold the rank's ``sequence`` and its own ``rows`` of each micro-batch.
 
         ``within`` are those stages of the rank whose next stage is the same rank's.
         """
@@ -75,9 +73,7 @@ class Courier:
         self._device = device
         self._transport = transport
         self._reducer = reducer
-        self._num_rows = num_rows
         self._within = within
-        self._forward_only = forward_only
         self._blocking = blocking
         self._next = 0
         self._early: set[int] = set()
@@ -92,6 +88,9 @@ class Courier:
         """(receiver, stage here) that had a header."""
         self._outgoing: dict[int, Signature] = {}
         """What leaves a stage, by stage: of this rank, or of another that sends to it."""
+        self._played: set[Action] = set()
+        self._passed: set[int] = set()
+        """Blocks that the last backward has passed."""
         self.sent_bytes = 0
 
     def advance(self) -> None:
@@ -131,11 +130,11 @@ class Courier:
         step = 1 if forward else -1
         if self.stays(action):
             self._inbox[Action(action.stage + step, action.work, action.micro_batch)] = _Arrival(tensors)
-        else:
+        elif self._unsent[action]:  # of a replica of several ranks, some send nothing
             self._outbox[action] = tuple(tensor.detach() for tensor in tensors)
         self.advance()
-        unanswered = [s for s in self._sends if self._forward_only or s.work is not Work.FORWARD]
-        for source in unanswered[:-PENDING_SENDS]:
+        gradients = [source for source in self._sends if source.work is not Work.FORWARD]
+        for source in gradients[:-PENDING_SENDS]:
             self._end_sends(source)
 
     def stays(self, action: Action) -> bool:
@@ -143,8 +142,13 @@ class Courier:
         forward = action.work is Work.FORWARD
         return (action.stage if forward else action.stage - 1) in self._within
 
+    def played(self, action: Action) -> None:
+        """An action has been computed, and with it all that ranks exchange inside it."""
+        self._played.add(action)
+
     def passed(self, blocks: range) -> None:
         """The last backward of the step has passed ``blocks``: sums of their gradients may start."""
+        self._passed.update(blocks)
         self._reducer.passed(blocks)
         self.advance()
 
@@ -173,6 +177,8 @@ class Courier:
 
     def _issue(self, index: int) -> bool:
         item = self._sequence[index]
+        if isinstance(item, Inside):
+            return item.action in self._played or item.block in self._passed
         if isinstance(item, Reduction):
             started = self._reducer.start(item)
             if started and self._blocking:
@@ -193,8 +199,7 @@ class Courier:
         stage = transfer.source.stage
         if transfer.source.work is Work.FORWARD and (transfer.receiver, stage) not in self._told:
             self._told.add((transfer.receiver, stage))
-            header = encode(self._outgoing[stage], self._num_rows).to(self._device)
-            self._post(header, transfer, self._tag(transfer.source))
+            self._post(encode(self._outgoing[stage]).to(self._device), transfer, self._tag(transfer.source))
         start = self._rows[transfer.source.micro_batch].start
         for index, tensor in enumerate(tensors):
             part = tensor[transfer.rows.start - start : transfer.rows.stop - start]
@@ -247,12 +252,7 @@ class Courier:
         sender, stage = transfer.sender, transfer.source.stage
         header = torch.empty(HEADER_LENGTH, dtype=torch.int64, device=self._device)
         self._transport.receive(header, sender, self._tag(transfer.source)).wait()
-        signature, num_rows = decode(header)
-        if num_rows != self._num_rows:
-            raise UsageError(
-                f"rank {sender} has a batch of {num_rows} rows and rank {self._rank} one of "
-                f"{self._num_rows}; give all ranks the same batches"
-            )
+        signature = decode(header)
         if (known := self._outgoing.setdefault(stage, signature)) != signature:
             raise ModelError(
                 f"rank {sender} sends {signature}, another replica of its stage {known}; "

@@ -6,9 +6,11 @@ from torch.nn.modules.dropout import _DropoutNd
 
 from ..errors import InvalidFileError, UnsupportedPlanError, UsageError
 from ..model import ModelParts
+from ..plan.placement import holding, places
 from ..plan.plan import Plan, Stage
 from ..plan.rules import check_plan
 from ..plan.runnable import refuse_unrunnable
+from ..plan.shards import position_of
 
 
 def refuse_plan(plan: Plan, num_ranks: int) -> None:
@@ -33,6 +35,7 @@ def refuse_model(plan: Plan, parts: ModelParts, *, stochastic: bool) -> None:
             f"the plan cuts {plan.num_blocks} blocks, but the model has {parts.num_blocks}; "
             "plan again for this model"
         )
+    refuse_sharing(plan, parts)
     for block, name, module in parts.modules():
         if not stochastic and module.training and _drops(module):
             raise UnsupportedPlanError(
@@ -46,6 +49,26 @@ def refuse_model(plan: Plan, parts: ModelParts, *, stochastic: bool) -> None:
                 f"would be of a part of the global batch of {plan.global_batch}; use LayerNorm or GroupNorm, "
                 "put it into eval mode, or give its stage one replica, one micro-batch and no recomputation"
             )
+
+
+def refuse_sharing(plan: Plan, parts: ModelParts) -> None:
+    """Refuse replicas of several devices that cannot share the model out; UnsupportedPlanError lists all."""
+    found: dict[str, None] = {}
+    for place in places(plan):
+        stage, position = holding(plan, place)[1], position_of(plan, place)
+        path = f"$.pipelines[{place.pipeline}].stages[{place.stage}].replicas[{place.replica}]"
+        degree = position.tensor[1]
+        if degree > 1 and not parts.is_tensor_parallel:
+            found[
+                f"{path} is tensor-parallel over {degree} devices, but the model does not say how its "
+                'modules are shared out; mark it with pipelined(..., tensor_parallel={"up": "colwise", '
+                '"down": "rowwise"}), or make each device a replica with a share of its own'
+            ] = None
+            continue
+        for block in stage.blocks:
+            found |= {f"{path}: {told}": None for told in parts.refusals(block, position)}
+    if found:
+        raise UnsupportedPlanError("the model cannot be shared out as planned:\n  " + "\n  ".join(found))
 
 
 def _drops(module: nn.Module) -> bool:

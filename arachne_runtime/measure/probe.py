@@ -87,8 +87,7 @@ def find_probes(
     """
     batch = as_step_batch(workload.batch(samples))
     whole = tree_map_only(Tensor, lambda t: t.to(device), batch.rows(range(samples)))
-    context_of = parts.context_on(device)
-    context = context_of(whole) if context_of else {}
+    context = parts.context(whole) if parts.context else {}
     flowing = workload.inputs(whole)
     probes: dict[str, Probe] = {}
     behind: dict[str, tuple[Tensor, ...]] = {}
@@ -104,7 +103,7 @@ def find_probes(
                 batch=batch,
                 is_first=block == 0,
                 loss=workload.loss if is_last else None,
-                context_of=context_of,
+                context_of=parts.context,
             )
             if not is_last:
                 with torch.no_grad():

@@ -7,6 +7,7 @@ from itertools import chain, product
 import torch
 import torch.distributed as dist
 
+from ..model.exchange import Peers
 from ..plan.order import Reduction, Summed, ranks_of_stages, reductions
 from ..plan.placement import Place, holding, places, places_of
 from ..plan.plan import Plan
@@ -29,6 +30,8 @@ class Mesh:
     """Where this rank stands along the axes that cut parameters, by the blocks that it holds."""
     groups: dict[tuple[int, ...], dist.ProcessGroup]
     """Groups of more than one rank that this rank is in, by members; all ranks are the default group."""
+    tensor: dict[int, Peers]
+    """By stage, the devices of this rank's replica, for exchanges inside its blocks only."""
     transport: Transport
     num_ranks: int
 
@@ -45,7 +48,9 @@ class Mesh:
         transport = _transport(plan, rank, device)
         starts = frozenset(r.blocks[0] for r in sums if r.tie is None and len(r.members) > 1)
         positions = _positions(plan, rank)
-        return cls(places_of(plan, rank), device, mine, starts, positions, groups, transport, num_ranks)
+        tensor = _tensor_peers(plan, rank)
+        mine_at = places_of(plan, rank)
+        return cls(mine_at, device, mine, starts, positions, groups, tensor, transport, num_ranks)
 
     def position_at(self, blocks: Iterable[int]) -> Position:
         """Where this rank stands in the stage that holds the first of ``blocks`` that are here."""
@@ -68,7 +73,19 @@ class Mesh:
             if group is not world:
                 dist.destroy_process_group(group)
         self.groups.clear()
+        for inside in {id(peers.group): peers.group for peers in self.tensor.values()}.values():
+            dist.destroy_process_group(inside)
+        self.tensor.clear()
         self.transport.close()
+
+
+def _tensor_peers(plan: Plan, rank: int) -> dict[int, Peers]:
+    """Groups of their own, though sums of gradients may have the same members: those are issued between."""
+    replicas = [(s, ranks) for (_, s), stage in ranks_of_stages(plan).items() for ranks in stage]
+    members = _distinct(tuple(sorted(ranks)) for _, ranks in replicas)
+    made = {ranks: dist.new_group(list(ranks)) for ranks in members}
+    mine = [(s, ranks) for s, ranks in replicas if rank in ranks and len(ranks) > 1]
+    return {s: Peers.of(made[tuple(sorted(ranks))], ranks) for s, ranks in mine}
 
 
 def _positions(plan: Plan, rank: int) -> dict[int, Position]:

@@ -5,16 +5,22 @@ from .extra_loss import add_loss, extra_losses
 from .layout import pipelined
 from .parts import ModelParts, ParameterInfo
 from .stage import StageModule, Tie
+from .styles import Colwise, Rowwise
+from .vocabulary import vocabulary_parallel, vocabulary_parallel_cross_entropy
 from .workload import Workload
 
 __all__ = [
+    "Colwise",
     "MoE",
     "ModelParts",
     "ParameterInfo",
+    "Rowwise",
     "StageModule",
     "Tie",
     "Workload",
     "add_loss",
     "extra_losses",
     "pipelined",
+    "vocabulary_parallel",
+    "vocabulary_parallel_cross_entropy",
 ]

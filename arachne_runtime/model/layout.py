@@ -1,12 +1,13 @@
 """Names the parts of a user's module that become blocks: the decorator ``pipelined``."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeAlias, TypeVar
 
 from torch import Tensor, nn
 
 from ..errors import ModelError
+from .styles import Divides, Styles
 
 ContextFunction: TypeAlias = Callable[[Any], Mapping[str, Tensor]]
 InitFunction: TypeAlias = Callable[[nn.Module, int], None]
@@ -31,6 +32,18 @@ class Layout:
     init: InitFunction | None = None
     values: ValueFunction | None = None
     """From a block and names in it to first values on the CPU, read from files; instead of ``init``."""
+    tensor_parallel: Styles = field(default_factory=dict)
+    """By pattern of names in blocks, how modules are shared out; empty: the model runs TP 1 only."""
+    divides: Divides = field(default_factory=dict)
+    """By pattern, attributes of modules that are divided by the degree."""
+
+    @property
+    def labels(self) -> tuple[str | None, str | None]:
+        """Names of the first and the last block where they are one module each."""
+        short = [
+            names[0].rpartition(".")[2] if len(names) == 1 else None for names in (self.first, self.last)
+        ]
+        return short[0], short[1]
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +83,8 @@ def pipelined(
     last: Names | None = None,
     context: str | ContextFunction | None = None,
     init: InitFunction | None = None,
+    tensor_parallel: Styles | None = None,
+    divides: Divides | None = None,
 ) -> Callable[[ModuleClass], ModuleClass]:
     """Say which submodules of a class are the blocks that a plan may place; the class itself stays as it is.
 
@@ -91,12 +106,28 @@ def pipelined(
         init: ``init(module, block)`` sets the parameters of a named submodule or list element, under the seed
             of its block, after the ``reset_parameters`` of its parts. Needed where a class initialises its
             parameters itself.
+        tensor_parallel: Patterns of names of modules inside a block → how they are shared out in a replica of
+            several devices: ``"colwise"`` and ``"rowwise"`` linear layers (in pairs: what is between them
+            works on a part of the features), ``"vocabulary"`` for the embedding and the head, ``"partial"``
+            for a norm of q or k; ``arachne.Colwise(...)`` for a fused q, k, v and for heads. Everything else
+            is whole on each device. ``{"qkv": arachne.Colwise(parts=3, heads="num_heads"), "out":
+            "rowwise", "embed": "vocabulary", "head": "vocabulary"}``.
+        divides: Patterns of names (``""``: the block itself) → attributes that forward reads and that the
+            number of devices divides: ``{"attention": ("num_heads",)}``.
 
     Raises:
         ModelError: The decorated object is not a class of ``nn.Module``, or ``blocks`` names nothing.
 
     """
-    layout = Layout(first=_names(first), blocks=_names(blocks), last=_names(last), context=context, init=init)
+    layout = Layout(
+        first=_names(first),
+        blocks=_names(blocks),
+        last=_names(last),
+        context=context,
+        init=init,
+        tensor_parallel=dict(tensor_parallel or {}),
+        divides=dict(divides or {}),
+    )
     if not layout.blocks:
         raise ModelError("pipelined(blocks=...) names no submodule; name the list of layers, blocks='layers'")
 

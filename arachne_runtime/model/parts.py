@@ -11,12 +11,14 @@ from torch import Tensor, nn
 
 from ..data.batch import default_inputs
 from ..errors import ModelError
-from ..plan.shards import ParameterForm, Split
+from ..plan.shards import ParameterForm, Position, Split
 from .construct import construct
 from .context import context_function
 from .initialise import check_initialisation, copies, give_values, initial_values
 from .kinds import kinds_of
 from .layout import Block, ContextFunction, Layout, find_blocks, layout_of
+from .rules import Cut, cuts_of, rules_of
+from .sharing import ALONE, Sharing
 from .stage import StageModule, Tie
 
 
@@ -69,6 +71,8 @@ class ModelParts:
         self._layout = layout
         self._blocks = blocks
         self._tie_of = dict(ties)
+        self._rules = rules_of(layout, blocks)
+        self._cuts = cuts_of(blocks, self._rules)
         self.kinds: tuple[str, ...] = kinds_of(blocks)
         """Name of each block's structure; blocks of one kind cost the same."""
         self.ties: tuple[Tie, ...] = tuple(sorted(set(ties.values()), key=lambda tie: tie.name))
@@ -113,9 +117,26 @@ class ModelParts:
             ParameterInfo(
                 own.global_name(name), tuple(p.shape), p.dtype, p.requires_grad,
                 self._tie_of[id(p)].name if id(p) in self._tie_of else None,
+                self._cut_of(p).splits, self._cut_of(p).partial,
             )
             for name, p in own.parameters().items()
         )  # fmt: skip
+
+    def _cut_of(self, parameter: nn.Parameter) -> Cut:
+        return self._cuts.get(id(parameter), Cut())
+
+    @property
+    def is_tensor_parallel(self) -> bool:
+        """Whether the model says how a replica of several devices shares its modules."""
+        return bool(self._rules.styles)
+
+    def refusals(self, block: int, position: Position) -> Iterator[str]:
+        """Why a block cannot be shared out in the degrees of ``position``, with the way out."""
+        for info in self.parameters_of(block):
+            for split in info.splits:
+                if told := split.refusal(position.along(split.axis)[1]):
+                    yield f"{info.name}: {told}"
+        yield from self._rules.refusals(self._blocks[block], position.tensor[1])
 
     def modules(self) -> Iterator[tuple[int, str, nn.Module]]:
         """Every (block, name inside the block, module), to check before a stage is built."""
@@ -133,7 +154,13 @@ class ModelParts:
         return context_function(self._model, self._layout, self._blocks, _placing(device, dtype))
 
     def stage(
-        self, blocks: range, *, device: torch.device, seed: int, dtype: torch.dtype | None = None
+        self,
+        blocks: range,
+        *,
+        device: torch.device,
+        seed: int,
+        dtype: torch.dtype | None = None,
+        sharing: Sharing = ALONE,
     ) -> StageModule:
         """Allocate and initialise some consecutive blocks on ``device``.
 
@@ -144,12 +171,14 @@ class ModelParts:
             device: Where the stage lives.
             seed: Seed of the whole model.
             dtype: Cast floating-point parameters and buffers after initialisation, as ``Module.to`` does.
+            sharing: Which part of each block this rank holds, and with whom it runs; the part is cut from the
+                whole block's values.
 
         Raises:
             ModelError: A parameter that nothing initialises.
 
         """
-        (stage,) = self.stages([blocks], device=device, seed=seed, dtype=dtype)
+        (stage,) = self.stages([blocks], device=device, seed=seed, dtype=dtype, sharing=[sharing])
         return stage
 
     def stages(
@@ -159,6 +188,7 @@ class ModelParts:
         device: torch.device,
         seed: int,
         dtype: torch.dtype | None = None,
+        sharing: Sequence[Sharing] = (),
     ) -> tuple[StageModule, ...]:
         """Several stages of one rank, as ``stage`` makes one; what their blocks share is one parameter.
 
@@ -167,6 +197,7 @@ class ModelParts:
             device: Where the stages live.
             seed: Seed of the whole model.
             dtype: As of ``stage``.
+            sharing: As of ``stage``, for each; none: whole blocks.
 
         Raises:
             ModelError: A parameter that nothing initialises.
@@ -178,7 +209,8 @@ class ModelParts:
                     f"a stage holds consecutive blocks out of 0..{self.num_blocks - 1}, not {blocks}"
                 )
         originals = [self._blocks[index] for blocks in spans for index in blocks]
-        return self._fill(copies(originals), originals, spans, device, seed, dtype)
+        by_block = {block: each for blocks, each in zip(spans, sharing, strict=False) for block in blocks}
+        return self._fill(copies(originals), originals, spans, device, seed, dtype, by_block)
 
     def whole(
         self, *, seed: int = 0, device: torch.device | str = "cpu", dtype: torch.dtype | None = None
@@ -187,7 +219,7 @@ class ModelParts:
         model = copy.deepcopy(self._model)
         everything = [range(self.num_blocks)]
         blocks = find_blocks(model, self._layout)
-        self._fill(blocks, self._blocks, everything, torch.device(device), seed, dtype)
+        self._fill(blocks, self._blocks, everything, torch.device(device), seed, dtype, {})
         return model.to(device=device, dtype=dtype)  # buffers beside the blocks too
 
     @torch.no_grad()
@@ -204,7 +236,7 @@ class ModelParts:
         """
         whole = copy.deepcopy(self._model)
         blocks, everything = find_blocks(whole, self._layout), [range(self.num_blocks)]
-        (stage,) = self._fill(blocks, self._blocks, everything, torch.device("cpu"), seed, None)
+        (stage,) = self._fill(blocks, self._blocks, everything, torch.device("cpu"), seed, None, {})
         stage.eval()
         whole.eval()
         expected = whole(*inputs(batch))
@@ -227,9 +259,12 @@ class ModelParts:
         device: torch.device,
         seed: int,
         dtype: torch.dtype | None,
+        sharing: Mapping[int, Sharing],
     ) -> tuple[StageModule, ...]:
         """Stages from copies of the original blocks, with their first values on the device."""
-        give_values(blocks, originals, self._draw(originals, seed, _placing(device, dtype)))
+        give_values(blocks, originals, self._draw(originals, seed, _placing(device, dtype), sharing))
+        for block, original in zip(blocks, originals, strict=True):
+            sharing.get(block.index, ALONE).apply(block, original, self._rules)
         named = [
             (block.parameters(), original.parameters())
             for block, original in zip(blocks, originals, strict=True)
@@ -244,10 +279,16 @@ class ModelParts:
         return tuple(StageModule(mine, ties).to(device=device, dtype=dtype) for mine in held)
 
     def _draw(
-        self, blocks: Sequence[Block], seed: int, place: Callable[[Tensor], Tensor]
+        self,
+        blocks: Sequence[Block],
+        seed: int,
+        place: Callable[[Tensor], Tensor],
+        sharing: Mapping[int, Sharing],
     ) -> dict[int, Tensor]:
         """First values by id of the original parameter; those of a tie come from its source block."""
-        wanted = {id(p) for block in blocks for p in block.parameters().values()}
+        wanted = {
+            id(p): sharing.get(block.index, ALONE) for block in blocks for p in block.parameters().values()
+        }
         sources = {self._tie_of[key].source for key in wanted if key in self._tie_of}
         values: dict[int, Tensor] = {}
         for index in sorted(sources | {block.index for block in blocks}):
@@ -257,7 +298,9 @@ class ModelParts:
                 if id(p) in wanted and (id(p) not in self._tie_of or self._tie_of[id(p)].source == index)
             }
             found = self._values(index, tuple(named), seed)
-            values |= {key: place(found[name]) for name, key in named.items()}
+            values |= {
+                key: place(wanted[key].part(found[name], self._cuts.get(key))) for name, key in named.items()
+            }
         return values
 
     def _values(self, block: int, names: Sequence[str], seed: int) -> Mapping[str, Tensor]:

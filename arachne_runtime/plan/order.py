@@ -9,16 +9,18 @@ always run, even where a device executes one at a time, blocking.
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
+from itertools import chain
 from typing import TypeAlias
 
 from ..units import Bytes
 from .placement import places
-from .plan import Pipeline, Plan
-from .rows import micro_batch_rows, overlaps, replica_rows
+from .plan import Pipeline, Plan, Stage
+from .rows import micro_batch_rows, overlaps, playing, replica_rows
 from .schedule import Action, Work, first_backward, last_work, row_actions
 from .schedule import num_rows as rows_of
 from .segments import segments
 from .shards import Atom, Holder, ParameterForm, atoms, holders
+from .tiling import shares_experts
 
 REDUCTION_BYTES: Bytes = 8 * 2**20
 """A sum of gradients is closed at this size, so that it runs while the blocks below are still computed."""
@@ -69,6 +71,20 @@ class Reduction:
 
 
 @dataclass(frozen=True, slots=True)
+class Inside:
+    """The exchanges inside an action of ranks that compute it together, down to one block.
+
+    The ranks themselves issue them where they compute; here they say what must go before and what after.
+    """
+
+    pipeline: int
+    action: Action
+    block: int
+    """The lowest whose exchanges these are: sums of gradients may come between those of the last backward."""
+    members: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Commit:
     """The commit word: the last communication of a step, over all ranks."""
 
@@ -106,7 +122,7 @@ class Summed:
         yield from found if tie is None else found[:1]
 
 
-Communication: TypeAlias = Transfer | Reduction | Commit
+Communication: TypeAlias = Transfer | Reduction | Inside | Commit
 _Times: TypeAlias = Mapping[tuple[int, Action], int]
 """When each (pipeline, action) ends."""
 
@@ -117,6 +133,7 @@ def communications(plan: Plan, num_rows: int, summed: Summed) -> tuple[Communica
     ranks = range(len(plan.devices))
     hops = [(ends[t.pipeline, t.source], t) for t in transfers(plan, num_rows)]
     sums = [(_ready(plan, r, ends), r) for r in reductions(plan, summed) if len(r.members) > 1]
+    inner = list(_inside(plan, num_rows, [r for _, r in sums], ends))
     hops.sort(key=lambda item: (item[0], item[1].sender, item[1].receiver))
     sums.sort(
         key=lambda item: (
@@ -126,8 +143,9 @@ def communications(plan: Plan, num_rows: int, summed: Summed) -> tuple[Communica
             item[1].index,
         )
     )
-    ordered: list[tuple[Fraction | int, int, Communication]] = [(time, 0, hop) for time, hop in hops]
-    ordered += [(time, 1, reduction) for time, reduction in sums]
+    ordered: list[tuple[Fraction | int, int, Communication]] = [(time, 0, each) for time, each in inner]
+    ordered += [(time, 1, hop) for time, hop in hops]
+    ordered += [(time, 2, reduction) for time, reduction in sums]
     ordered.sort(key=lambda item: item[:2])
     return (*(item for _, _, item in ordered), Commit(tuple(ranks)))
 
@@ -177,6 +195,43 @@ def _pairs(senders: Sequence[int], receivers: Sequence[int]) -> Iterator[tuple[i
     """Each tensor-parallel rank of a receiver gets all rows, which all of a sender have, once."""
     for k, receiver in enumerate(receivers):
         yield senders[k % len(senders)], receiver
+
+
+def _inside(
+    plan: Plan, num_rows: int, sums: Iterable[Reduction], ends: "_Times"
+) -> Iterator[tuple[Fraction | int, Inside]]:
+    """The exchanges of ranks that compute together, each with the time when it has ended."""
+    ranks = ranks_of_stages(plan)
+    starts = {reduction.blocks[0] for reduction in sums if reduction.tie is None}
+    for p, spans in enumerate(micro_batch_rows(plan, num_rows)):
+        for s, stage in enumerate(plan.pipelines[p].stages):
+            pieces = sorted({stage.blocks.start, *starts.intersection(stage.blocks)}, reverse=True)
+            for members, used in _together(stage, ranks[p, s], spans):
+                for m in used:
+                    for work in (Work.FORWARD, first_backward(plan.schedule)):
+                        action, whole = Action(s, work, m), (stage.blocks.start,)
+                        cut = work is Work.BACKWARD and m == used[-1]
+                        for block in pieces if cut else whole:
+                            time = ends[p, action] - _UNITS[work] * _part_below(stage, block)
+                            yield time, Inside(p, action, block, members)
+
+
+def _together(
+    stage: Stage, ranks: Sequence[Sequence[int]], spans: Sequence[range]
+) -> Iterator[tuple[tuple[int, ...], list[int]]]:
+    """Ranks of a stage that compute together, and the micro-batches that they play."""
+    played = [playing(stage, rows) for rows in spans]
+    if shares_experts(stage):
+        yield tuple(sorted(chain(*ranks))), [m for m, mine in enumerate(played) if any(mine)]
+        return
+    for replica, members in enumerate(ranks):
+        if len(members) > 1:
+            yield tuple(sorted(members)), [m for m, mine in enumerate(played) if mine[replica]]
+
+
+def _part_below(stage: Stage, block: int) -> Fraction:
+    """Of a stage's work, what lies below a block."""
+    return Fraction(block - stage.blocks.start, len(stage.blocks))
 
 
 def reductions(plan: Plan, summed: Summed) -> tuple[Reduction, ...]:
@@ -271,8 +326,7 @@ def _ready(plan: Plan, reduction: Reduction, ends: _Times) -> Fraction:
     """
     work = last_work(plan.schedule)
     return max(
-        ends[p, Action(s, work, pipeline.micro_batches - 1)]
-        - _UNITS[work] * Fraction(lowest - stage.blocks.start, len(stage.blocks))
+        ends[p, Action(s, work, pipeline.micro_batches - 1)] - _UNITS[work] * _part_below(stage, lowest)
         for p, pipeline in enumerate(plan.pipelines)
         for s, stage in enumerate(pipeline.stages)
         if (lowest := min((b for b in reduction.blocks if b in stage.blocks), default=None)) is not None

@@ -42,6 +42,11 @@ def replica_rows(stage: Stage, rows: range) -> tuple[range, ...]:
     return consecutive(largest_remainder(len(rows), stage.shares), rows.start)
 
 
+def playing(stage: Stage, rows: range) -> tuple[bool, ...]:
+    """Which replicas play a micro-batch that holds ``rows``: those that take some of them."""
+    return tuple(bool(mine) for mine in replica_rows(stage, rows))
+
+
 def overlaps(before: Sequence[range], after: Sequence[range]) -> tuple[Overlap, ...]:
     """The rows that must cross between replicas that hold ``before`` and replicas that take ``after``."""
     return tuple(

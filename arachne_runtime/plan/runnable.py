@@ -28,13 +28,6 @@ def _obstacles(plan: Plan) -> Iterator[str]:
 
 
 def _of_stage(stage: Stage) -> Iterator[str]:
-    for r, replica in enumerate(stage.replicas):
-        if len(replica.devices) > 1:
-            devices = ", ".join(replica.devices)
-            yield (
-                f".replicas[{r}] is tensor-parallel over {devices}; this version runs TP 1: "
-                "make each device a replica with a share of its own"
-            )
     if stage.zero > 0:
         yield f".zero is {stage.zero}; this version keeps whole optimizer states: set it to 0"
     for name, value in (("expert_parallel", stage.expert_parallel), ("expert_tensor", stage.expert_tensor)):

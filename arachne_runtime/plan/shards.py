@@ -160,9 +160,26 @@ def held(form: ParameterForm, position: Position) -> tuple[Intervals, ...]:
     """By dim, what a rank holds; its local tensor is these rows one behind the other."""
     by_dim = {split.dim: split for split in form.splits}
     return tuple(
-        _held_of(by_dim[dim], position) if dim in by_dim else (range(length),)
+        held_runs(by_dim[dim], position) if dim in by_dim else (range(length),)
         for dim, length in enumerate(form.shape)
     )
+
+
+def held_runs(split: Split, position: Position) -> Intervals:
+    """What a rank holds of the dim that is split."""
+    index, degree = position.along(split.axis)
+    assert split.refusal(degree) is None, split.refusal(degree)
+    runs = []
+    for start, length, units in zip(
+        accumulate(split.parts, initial=0), split.parts, split.units, strict=False
+    ):
+        mine = even_part(units, index, degree)
+        if units < degree:
+            first = index // (degree // units)
+            mine = range(first, first + 1)
+        rows = length // units
+        runs.append(range(start + mine.start * rows, start + mine.stop * rows))
+    return _joined(runs)
 
 
 def local_shape(form: ParameterForm, position: Position) -> tuple[int, ...]:
@@ -198,22 +215,6 @@ def even_part(count: int, index: int, degree: int) -> range:
     size, longer = divmod(count, degree)
     start = index * size + min(index, longer)
     return range(start, start + size + (index < longer))
-
-
-def _held_of(split: Split, position: Position) -> Intervals:
-    index, degree = position.along(split.axis)
-    assert split.refusal(degree) is None, split.refusal(degree)
-    runs = []
-    for start, length, units in zip(
-        accumulate(split.parts, initial=0), split.parts, split.units, strict=False
-    ):
-        mine = even_part(units, index, degree)
-        if units < degree:
-            first = index // (degree // units)
-            mine = range(first, first + 1)
-        rows = length // units
-        runs.append(range(start + mine.start * rows, start + mine.stop * rows))
-    return _joined(runs)
 
 
 def _joined(runs: Iterable[range]) -> Intervals:
