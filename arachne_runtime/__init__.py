@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from .data import StepBatch
-    from .engine import Engine, Recipe, StepReport
+    from .engine import Engine, EvaluationReport, Recipe, StepReport
     from .errors import (
         ArachneError,
         InvalidFileError,
@@ -48,6 +48,7 @@ __all__ = [
     "Cluster",
     "Colwise",
     "Engine",
+    "EvaluationReport",
     "InvalidFileError",
     "MoE",
     "ModelError",
@@ -89,7 +90,7 @@ __all__ = [
 
 _NAMES = {
     ".data": ("StepBatch",),
-    ".engine": ("Engine", "Recipe", "StepReport"),
+    ".engine": ("Engine", "EvaluationReport", "Recipe", "StepReport"),
     ".errors": tuple(name for name in __all__ if name.endswith("Error")),
     ".model": (
         "Colwise",

@@ -19,6 +19,7 @@ from .data import GlobalOrder, LoaderSettings, StepBatch, default_inputs, load_s
 from .data.loader import num_samples_of
 from .data.prefetch import CudaLane, one_ahead
 from .engine import Engine, Recipe
+from .engine.precision import Precision
 from .engine.recipe import Inputs, Loss, Optimizers, Schedule, refuse_no_integers
 from .errors import UnsupportedEnvironmentError, UsageError
 from .measure.recorder import Recorder
@@ -149,6 +150,9 @@ class Session:
         num_items: Callable[[Any], int] | None = None,
         seed: int = 0,
         dtype: torch.dtype | None = None,
+        precision: Precision | str | None = None,
+        accumulate: torch.dtype | None = None,
+        compile: bool | str = False,
         stochastic: bool = False,
     ) -> Engine:
         """Build this rank's blocks and what trains them; every rank calls it, with the same arguments.
@@ -165,6 +169,12 @@ class Session:
             num_items: Counts the items (tokens) of a batch; the loss is then divided by the global count.
             seed: First values of the parameters follow from it and from nothing else, whatever the plan.
             dtype: Dtype of parameters and floating-point buffers; default: the model's own.
+            precision: ``"bf16"`` or ``"fp16"``: blocks and loss run under autocast, parameters, gradients and
+                optimizer states stay float32. With ``"fp16"`` losses are scaled, by one factor for the whole
+                job; a step whose gradients overflow is skipped on every rank.
+            accumulate: ``torch.float32``: where parameters have 16 bits, gradients are added over
+                micro-batches and ranks in this dtype, and rounded once, for the optimizer.
+            compile: Compile each block with ``torch.compile``; a text names a backend of it.
             stochastic: Allow dropout, losses and buffers that depend on how the plan splits a batch.
 
         Raises:
@@ -184,6 +194,9 @@ class Session:
             num_items=num_items,
             seed=seed,
             dtype=dtype,
+            precision=Precision.of(precision),
+            accumulate=accumulate,
+            compile=compile,
             stochastic=stochastic,
         )
         parts = model if isinstance(model, ModelParts) else ModelParts.of(model)

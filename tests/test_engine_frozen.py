@@ -158,7 +158,7 @@ def test_frozen_parameters_are_not_summed():
 
 def thawed_later():
     engine = engine_of(plan_of(stage((0, 6), 2, start=0)), "aaaaaf")
-    engine.stage.blocks["5"].base.weight.requires_grad_(True)
+    engine.stages[0].blocks["5"].base.weight.requires_grad_(True)
     engine.step(batch(0))
 
 

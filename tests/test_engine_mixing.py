@@ -219,7 +219,7 @@ def test_rows_in_another_dim_inside_a_stage_are_left_alone():
 
 def test_it_costs_nothing_in_most_steps_and_leaves_the_random_state_alone():
     found = engine(PARTS, Line, lambda: Does(torch.sin))
-    (counter,) = (m for m in found.stage.modules() if isinstance(m, Does))
+    (counter,) = (m for m in found.stages[0].modules() if isinstance(m, Does))
     torch.manual_seed(7)
     drawn = torch.rand(())
     torch.manual_seed(7)

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from arachne_runtime.engine import Engine, Recipe
-from arachne_runtime.errors import ModelError, UnsupportedPlanError, UsageError
+from arachne_runtime.errors import ModelError, NonFiniteGradientError, UnsupportedPlanError, UsageError
 from arachne_runtime.model import ModelParts
 from arachne_runtime.plan.plan import Pipeline, Plan, Replica, Stage
 from arachne_runtime.plan.runnable import refuse_unrunnable
@@ -201,11 +201,17 @@ def test_a_mean_over_no_items_is_refused():
         engine(num_items=lambda batch: 0).step(batch())
 
 
-def test_gradients_that_are_not_finite_are_told_and_applied_as_pytorch_does():
+def test_gradients_that_are_not_finite_are_refused_and_change_no_parameter():
     found = engine(loss=lambda output, batch: output.sum() * float("nan"))
-    report = found.step(batch())
-    assert not report.is_finite
-    assert all(torch.isnan(p).all() for _, p in found.named_parameters())
+    before = [p.detach().clone() for _, p in found.named_parameters()]
+    with pytest.raises(NonFiniteGradientError, match=r"blocks\.1\.bias is not finite.*the loss is nan"):
+        found.step(batch())
+    assert all(torch.equal(p, old) for (_, p), old in zip(found.named_parameters(), before, strict=True))
+
+
+def test_a_norm_that_overflows_is_no_fault_of_the_gradients():
+    found = engine(loss=lambda output, batch: output.mean() * 1e30)
+    assert found.step(batch()).grad_norm == float("inf")
 
 
 def test_sparse_gradients_are_refused():

@@ -195,15 +195,15 @@ def test_a_parameter_that_is_thawed_after_the_engine_was_made_is_refused():
 
 
 def with_adapter(found):
-    found.stage.blocks["1"].adapter = Line()
+    found.stages[0].blocks["1"].adapter = Line()
 
 
 def with_another_weight(found):
-    found.stage.blocks["1"].weight = nn.Parameter(torch.zeros(3, 3))
+    found.stages[0].blocks["1"].weight = nn.Parameter(torch.zeros(3, 3))
 
 
 def with_less(found):
-    del found.stage.blocks["1"].bias
+    del found.stages[0].blocks["1"].bias
 
 
 @pytest.mark.parametrize(

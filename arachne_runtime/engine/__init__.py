@@ -2,6 +2,6 @@
 
 from .engine import Engine
 from .recipe import Recipe
-from .report import StepReport
+from .report import EvaluationReport, StepReport
 
-__all__ = ["Engine", "Recipe", "StepReport"]
+__all__ = ["Engine", "EvaluationReport", "Recipe", "StepReport"]

@@ -1,11 +1,14 @@
 """What every rank must have been given alike, as numbers that ranks can compare."""
 
 import zlib
+from collections.abc import Sequence
 
 import torch
 
 from ..data.batch import StepBatch, WholeBatch, tensors_of
 from ..data.loader import LoadedRows
+from ..errors import UsageError
+from ..mesh import Mesh
 from ..model import ModelParts
 from ..plan.files import digest
 from ..plan.plan import Plan
@@ -28,3 +31,29 @@ def batch_number(batch: StepBatch) -> int:
                 memory = row.detach().cpu().contiguous().flatten().view(torch.uint8)
                 found = zlib.crc32(memory.numpy().tobytes(), found)
     return found
+
+
+def refuse_disagreement(mine: tuple[int, int, int, int], total: Sequence[float], mesh: Mesh) -> None:
+    """Refuse ranks that differ in step, rows, settings or samples, from this rank's numbers and all sums.
+
+    Raises:
+        UsageError: Says in what they differ, and the way out.
+
+    """
+    ranks = mesh.num_ranks
+    step, rows, settings, content = (t == m * ranks for t, m in zip(total, mine, strict=True))
+    if not (step and rows):
+        raise UsageError(
+            f"rank {mesh.rank} is in step {mine[0]} with {mine[1]} rows, the mean of all is "
+            f"{total[0] / ranks:g} with {total[1] / ranks:g}; give all the same batches"
+        )
+    if not settings:
+        raise UsageError(
+            "the engines of the ranks differ in plan, model, seed, dtype, precision, accumulate, clip_norm, "
+            "stochastic, or in having num_items; make them with the same arguments on every rank"
+        )
+    if not content:
+        raise UsageError(
+            "the ranks have different samples in this step, so inputs and targets would not belong "
+            "together; seed the shuffling alike on every rank, or use session.batches(...)"
+        )

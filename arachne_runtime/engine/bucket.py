@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from ..plan.limits import BUCKET_BYTES
 from ..plan.shards import Atom, Box, Intervals, boxes
+from .precision import gradient_dtype
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +65,7 @@ class Bucket:
         """An empty bucket for pieces of one dtype and device."""
         sizes = [piece.numel for piece in pieces]
         like = pieces[0].parameter
-        flat = torch.zeros(sum(sizes) + len(sizes), dtype=like.dtype, device=like.device)
+        flat = torch.zeros(sum(sizes) + len(sizes), dtype=gradient_dtype(like), device=like.device)
         *parts, _ = torch.split(flat, [*sizes, len(sizes)])
         views = [part.view(piece.shape) for part, piece in zip(parts, pieces, strict=True)]
         return cls(pieces, flat, views, group)
@@ -115,7 +116,7 @@ def pack(pieces: Iterable[Piece], group: dist.ProcessGroup) -> Iterator[Bucket]:
     """Buckets of one dtype each, closed at BUCKET_BYTES: alike on every rank of the group."""
     by_dtype: dict[torch.dtype, list[Piece]] = {}
     for piece in pieces:
-        dtype = piece.parameter.dtype
+        dtype = gradient_dtype(piece.parameter)
         waiting = by_dtype.setdefault(dtype, [])
         waiting.append(piece)
         if sum(p.numel for p in waiting) * dtype.itemsize >= BUCKET_BYTES:
@@ -127,6 +128,6 @@ def pack(pieces: Iterable[Piece], group: dist.ProcessGroup) -> Iterator[Bucket]:
 def _put_back(piece: Piece, view: Tensor) -> None:
     assert piece.boxes is not None
     if piece.parameter.grad is None:
-        piece.parameter.grad = torch.zeros_like(piece.parameter)
+        piece.parameter.grad = torch.zeros_like(piece.parameter, dtype=view.dtype)
     for (there, _), gradient in zip(piece.boxes, piece.gradients(), strict=True):
         gradient.copy_(view[there])

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ..errors import ModelError
+from ..errors import ModelError, UsageError
 from ..mesh import Transport
 from ..plan.limits import PENDING_SENDS
 from ..plan.order import Communication, Inside, Reduction, Transfer
@@ -60,10 +60,12 @@ class Courier:
         device: torch.device,
         transport: Transport,
         reducer: Reducer,
+        num_rows: int,
         within: Collection[int] = (),
         blocking: bool = False,
+        forward_only: bool = False,
     ) -> None:
-        """Hold the rank's ``sequence`` and its own ``rows`` of each micro-batch.
+        """Hold the rank's ``sequence`` and its own ``rows`` of each micro-batch, out of ``num_rows``.
 
         ``within`` are those stages of the rank whose next stage is the same rank's.
         """
@@ -73,7 +75,9 @@ class Courier:
         self._device = device
         self._transport = transport
         self._reducer = reducer
+        self._num_rows = num_rows
         self._within = within
+        self._forward_only = forward_only
         self._blocking = blocking
         self._next = 0
         self._early: set[int] = set()
@@ -133,8 +137,8 @@ class Courier:
         elif self._unsent[action]:  # of a replica of several ranks, some send nothing
             self._outbox[action] = tuple(tensor.detach() for tensor in tensors)
         self.advance()
-        gradients = [source for source in self._sends if source.work is not Work.FORWARD]
-        for source in gradients[:-PENDING_SENDS]:
+        unanswered = [s for s in self._sends if self._forward_only or s.work is not Work.FORWARD]
+        for source in unanswered[:-PENDING_SENDS]:
             self._end_sends(source)
 
     def stays(self, action: Action) -> bool:
@@ -199,7 +203,8 @@ class Courier:
         stage = transfer.source.stage
         if transfer.source.work is Work.FORWARD and (transfer.receiver, stage) not in self._told:
             self._told.add((transfer.receiver, stage))
-            self._post(encode(self._outgoing[stage]).to(self._device), transfer, self._tag(transfer.source))
+            header = encode(self._outgoing[stage], self._num_rows).to(self._device)
+            self._post(header, transfer, self._tag(transfer.source))
         start = self._rows[transfer.source.micro_batch].start
         for index, tensor in enumerate(tensors):
             part = tensor[transfer.rows.start - start : transfer.rows.stop - start]
@@ -252,7 +257,12 @@ class Courier:
         sender, stage = transfer.sender, transfer.source.stage
         header = torch.empty(HEADER_LENGTH, dtype=torch.int64, device=self._device)
         self._transport.receive(header, sender, self._tag(transfer.source)).wait()
-        signature = decode(header)
+        signature, num_rows = decode(header)
+        if num_rows != self._num_rows:
+            raise UsageError(
+                f"rank {sender} has a batch of {num_rows} rows and rank {self._rank} one of "
+                f"{self._num_rows}; give all ranks the same batches"
+            )
         if (known := self._outgoing.setdefault(stage, signature)) != signature:
             raise ModelError(
                 f"rank {sender} sends {signature}, another replica of its stage {known}; "

@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
@@ -20,7 +20,7 @@ from ..measure.recorder import Recorder, Records, Silence
 from ..mesh import Mesh
 from ..model import ModelParts, StageModule
 from ..plan.cluster import index_of
-from ..plan.order import Communication, Reduction, Summed, communications, share_of
+from ..plan.order import Communication, Inside, Reduction, Summed, Transfer, communications, share_of
 from ..plan.placement import Place, holding, places_of
 from ..plan.plan import Plan
 from ..plan.records import RecordKind
@@ -28,15 +28,19 @@ from ..plan.rows import micro_batch_rows, replica_rows
 from ..plan.schedule import Action, Work, first_backward, row_actions
 from ..plan.schedule import num_rows as rows_of
 from ..plan.shards import Intervals, held
-from .agreement import batch_number, settings_number
+from .agreement import batch_number, refuse_disagreement, settings_number
+from .compiled import backend_of, compile_blocks, refuse_compiled
 from .courier import Courier
+from .evaluate import Tally, evaluating
 from .gradients import Gradients
 from .loss_rule import LossRule
+from .nonfinite import refuse_non_finite
 from .optimizer_rule import refuse_optimizer
 from .player import Context, Play, Player
+from .precision import Accumulation, LossScale, Precision, refuse_parameters, scale_gradients
 from .recipe import Loss, Recipe
 from .refusals import refuse_model, refuse_plan, runs_once, sees_whole_batch
-from .report import StepReport
+from .report import EvaluationReport, StepReport
 from .sharing import loss_over, sharing_of
 from .watch import Watch, is_watched
 from .weight import ItemWeight, RowWeight, Weight, whole_number
@@ -55,6 +59,15 @@ class Program:
     """Those with rows."""
     sequence: tuple[Communication, ...]
     """Its messages and reductions in the total order, without the commit word."""
+
+
+def forward_only(program: Program) -> Program:
+    """The forwards of a program and their messages."""
+    return Program(
+        program.rows,
+        tuple(a for a in program.actions if a.work is Work.FORWARD),
+        tuple(c for c in program.sequence if _is_forward(c)),
+    )
 
 
 class Engine:
@@ -100,12 +113,15 @@ class Engine:
         shared = sharing_of(self._mesh, plan, recipe)
         self.stages = parts.stages(spans, device=device, seed=recipe.seed, dtype=recipe.dtype, sharing=shared)
         """One for each place."""
+        self._accumulation = self._prepare_dtypes()
         self._gradients = Gradients.of(self.stages, self._mesh)
         self.optimizer = self._make_optimizer()
         """None on a rank without parameters that train."""
         self.schedule = recipe.lr_schedule(self.optimizer) if recipe.lr_schedule and self.optimizer else None
         self.num_steps = 0
         """Steps done."""
+        self.scale = LossScale() if recipe.precision is Precision.FP16 else None
+        """Of the losses, in float16."""
         self._settings = settings_number(plan, parts, *recipe.common())
         context = parts.context_on(device, recipe.dtype)
         self._plays = {
@@ -119,6 +135,16 @@ class Engine:
         self._blocking = blocking
         self._is_open = True
         self._program = lru_cache(KEPT_PROGRAMS)(self._make_program)
+
+    def _prepare_dtypes(self) -> Accumulation:
+        """What must be before gradients are packed and the first block is called."""
+        refuse_parameters(self.recipe.precision, self.named_parameters())
+        backend = backend_of(self.recipe.compile)
+        refuse_compiled(self.plan, backend)
+        if backend is not None:
+            for stage in self.stages:
+                compile_blocks(stage, backend)
+        return Accumulation.of(self.recipe.accumulate, (p for _, p in self.named_parameters()))
 
     def _make_optimizer(self) -> torch.optim.Optimizer | None:
         recipe, parameters = self.recipe, [p for _, p in self.named_parameters() if p.requires_grad]
@@ -147,6 +173,8 @@ class Engine:
             watch=Watch.of(stage, self._mesh.device, exact=exact, once=once),
             splits=not sees_whole_batch(self.plan, mine),
             loss_rule=LossRule(loss, is_sum=recipe.num_items is not None),
+            precision=recipe.precision,
+            compiled=recipe.compile is not False,
         )
 
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
@@ -197,10 +225,7 @@ class Engine:
             UsageError: No rows, or more than the plan's global batch.
 
         """
-        if not self._is_open:
-            raise UsageError(
-                "the engine is closed, since its session has ended: train inside its `with` block"
-            )
+        self._refuse_closed()
         if not torch.is_grad_enabled():
             raise UsageError("a step trains, but gradients are off here: take it outside torch.no_grad()")
         start = time.perf_counter()
@@ -208,21 +233,56 @@ class Engine:
         self._refuse_rows(batch.num_rows)
         with self._records.step(self.num_steps, samples=batch.num_rows, held=self._held):
             self._gradients.begin()
-            program = self._program(batch.num_rows)
-            loss, count = self._run(program, batch)
+            self._accumulation.begin()
+            part, count = self._run(self._program(batch.num_rows), batch)
             with self._told("the commit word"):
-                loss, norm = self._commit(loss, batch)
-            with self._told("the optimizer step"):
-                self._update(norm)
-        seconds = time.perf_counter() - start
+                loss, norm = self._commit(part, batch)
+                skipped, scale = self._skips(loss, norm), self._loss_scale
+            if not skipped:
+                with self._told("the optimizer step"):
+                    self._update(norm)
+        if self.scale is not None:
+            self.scale.update(finite=not skipped)
         self.num_steps += 1
         return StepReport(
             step=self.num_steps - 1, loss=loss, grad_norm=norm, num_rows=batch.num_rows, num_items=count,
-            seconds=seconds,
+            seconds=time.perf_counter() - start, skipped=skipped, loss_scale=scale,
         )  # fmt: skip
 
-    def _run(self, program: Program, batch: StepBatch) -> tuple[float, int]:
+    def evaluate(self, batches: Iterable[Any]) -> EvaluationReport:
+        """The loss over some batches, without training on them; every rank calls it, with the same batches.
+
+        Blocks are in eval mode meanwhile, without gradients; afterwards every module is in the mode
+        that it had. Forward passes go through the stages of the plan as in a step. A batch may have fewer
+        samples than the plan's, or none.
+
+        Args:
+            batches: Each as for ``step``: ``session.batches(dataset, global_batch, shuffle=False)``.
+
+        Raises:
+            UsageError: More samples than the plan's global batch; no samples at all.
+
+        """
+        self._refuse_closed()
+        start, tally = time.perf_counter(), Tally.on(self._mesh.device)
+        with evaluating(self.stages):
+            for given in batches:
+                batch = as_step_batch(given)
+                if batch.num_rows:
+                    self._refuse_rows(batch.num_rows)
+                    program = forward_only(self._program(batch.num_rows))
+                    loss, count = self._run(program, batch, evaluates=True)
+                    tally.add(loss, batch.num_rows, count, batch_number(batch))
+            with self._told("the end of an evaluation"):
+                mean = tally.mean(self._mesh, self._settings)
+        return EvaluationReport(
+            loss=mean, num_samples=tally.num_samples, num_items=tally.num_items,
+            num_batches=tally.num_batches, seconds=time.perf_counter() - start,
+        )  # fmt: skip
+
+    def _run(self, program: Program, batch: StepBatch, *, evaluates: bool = False) -> tuple[Tensor, int]:
         """Play the schedule and sum the gradients; this rank's part of the loss, and the global count."""
+        records = Silence() if evaluates else self._records
         courier = Courier(
             program.sequence,
             program.rows,
@@ -230,8 +290,10 @@ class Engine:
             device=self._mesh.device,
             transport=self._mesh.transport,
             reducer=self._gradients,
+            num_rows=batch.num_rows,
             within=self._within,
             blocking=self._blocking,
+            forward_only=evaluates,
         )
         players = {
             stage: Player(
@@ -240,19 +302,23 @@ class Engine:
                 self._gradients,
                 batch,
                 program.rows,
-                records=self._records,
-                watched=is_watched(self.num_steps),
+                records=records,
+                watched=is_watched(self.num_steps) and not evaluates,
+                scale=self._loss_scale,
             )
             for stage, play in self._plays.items()
         }
         last = players[max(players)]  # the one with a loss, if this rank has it
-        weight = self._weight(last, program, batch.num_rows)
+        weight = self._weight(last, program, batch.num_rows, may_be_none=evaluates)
         for action, following in zip(program.actions, (*program.actions[1:], None), strict=False):
             with self._told(str(action), action.stage):
                 players[action.stage].play(action, following, weight)
-        self._reduce(program, courier)
-        heard = sum(player.loss.item() for stage, player in players.items() if stage in self._speaking)
-        return heard, weight.count()
+        if evaluates:
+            courier.finish()
+        else:
+            self._reduce(program, courier)
+        heard = [player.loss for stage, player in players.items() if stage in self._speaking]
+        return torch.stack([last.loss.new_zeros(()), *heard]).sum(), weight.count()
 
     def _reduce(self, program: Program, courier: Courier) -> None:
         """Issue the sums of gradients and wait for them."""
@@ -269,53 +335,52 @@ class Engine:
                 self._records.add(RecordKind.REDUCE, reduction.name, (start, end), sent_bytes=sent)
                 start = end
 
-    def _commit(self, loss: float, batch: StepBatch) -> tuple[float, float]:
+    def _commit(self, loss: Tensor, batch: StepBatch) -> tuple[float, float]:
         """The commit word: all ranks have their sums and agree on the step. Global loss and gradient norm."""
-        sums = (loss, self._gradients.squared_norm())
+        sums = (loss.item(), self._gradients.squared_norm())
         if self._mesh.num_ranks > 1:
             same = self._same_on_all_ranks(batch)
             total = torch.tensor([*sums, *same], dtype=torch.float64, device=self._mesh.device)
             with self._records.timed(RecordKind.COMMIT, "commit", sent_bytes=total.nbytes):
                 dist.all_reduce(total)
             sums = (total[0].item(), total[1].item())
-            self._refuse_disagreement(batch, same, total[2:].tolist())
-        return sums[0], math.sqrt(sums[1]) if sums[1] >= 0 else math.nan
+            refuse_disagreement(same, total[2:].tolist(), self._mesh)
+        norm = math.sqrt(sums[1]) if sums[1] >= 0 else math.nan
+        return sums[0], norm / self._loss_scale
 
     def _same_on_all_ranks(self, batch: StepBatch) -> tuple[int, int, int, int]:
         """Step, rows, and what settings and batch are; whole batches are read now and then."""
         watched = is_watched(self.num_steps) or isinstance(batch, LoadedRows)
         return (self.num_steps, batch.num_rows, self._settings, batch_number(batch) if watched else 0)
 
-    def _refuse_disagreement(self, batch: StepBatch, mine: tuple[int, ...], total: list[float]) -> None:
-        ranks = self._mesh.num_ranks
-        step, rows, settings, content = (t == m * ranks for t, m in zip(total, mine, strict=True))
-        if not (step and rows):
-            raise UsageError(
-                f"rank {self._mesh.rank} is in step {self.num_steps} with {batch.num_rows} rows, the mean of "
-                f"all is {total[0] / ranks:g} with {total[1] / ranks:g}; give all the same batches"
-            )
-        if not settings:
-            raise UsageError(
-                "the engines of the ranks differ in plan, model, seed, dtype, clip_norm, stochastic, or in "
-                "having num_items; make them with the same arguments on every rank"
-            )
-        if not content:
-            raise UsageError(
-                "the ranks have different samples in this step, so inputs and targets would not belong "
-                "together; seed the shuffling alike on every rank, or use session.batches(...)"
-            )
+    @property
+    def _loss_scale(self) -> float:
+        return 1.0 if self.scale is None else self.scale.value
+
+    def _skips(self, loss: float, norm: float) -> bool:
+        """Whether the step is to leave parameters alone; NonFiniteGradientError where no scale would help."""
+        if math.isfinite(norm):
+            return False
+        if self.scale is None or self.scale.is_lost:
+            refuse_non_finite(self.plan, self._summed, self._mesh, self.stages, loss)
+        return self.scale is not None
 
     def _update(self, norm: float) -> None:
         start = self._records.mark()
+        if self.scale is not None:
+            scale_gradients(self._gradients.parameters, 1 / self.scale.value)
         if self.recipe.clip_norm is not None:
             self._gradients.clip(norm, self.recipe.clip_norm)
+        self._accumulation.round()
         if self.optimizer is not None:
             self.optimizer.step()
         if self.schedule is not None:
             self.schedule.step()
         self._records.add(RecordKind.UPDATE, "update", (start, start, self._records.mark()))
 
-    def _weight(self, player: Player, program: Program, num_rows: int) -> Weight:
+    def _weight(
+        self, player: Player, program: Program, num_rows: int, *, may_be_none: bool = False
+    ) -> Weight:
         """By rows; or, with ``num_items``, by the items of the global batch, counted before any loss."""
         if self.recipe.num_items is None:
             return RowWeight(num_rows)
@@ -323,7 +388,7 @@ class Engine:
         if player.has_loss and max(self._plays) in self._speaking:
             used = (m for m, rows in enumerate(program.rows) if rows)
             count = sum(whole_number(self.recipe.num_items(player.samples(m))) for m in used)
-        return ItemWeight.start(count, self._mesh)
+        return ItemWeight.start(count, self._mesh, may_be_none=may_be_none)
 
     def _make_program(self, num_rows: int) -> Program:
         place = self.places[0]  # all stages of a rank split a micro-batch alike
@@ -339,6 +404,12 @@ class Engine:
         )
         *order, _ = communications(self.plan, num_rows, self._summed)
         return Program(rows, tuple(a for a in actions if rows[a.micro_batch]), share_of(place.rank, order))
+
+    def _refuse_closed(self) -> None:
+        if not self._is_open:
+            raise UsageError(
+                "the engine is closed, since its session has ended: train inside its `with` block"
+            )
 
     def _refuse_rows(self, num_rows: int) -> None:
         if not 1 <= num_rows <= self.plan.global_batch:
@@ -362,6 +433,14 @@ class Engine:
 def summed_of(parts: ModelParts) -> Summed:
     """What the order of communication must know of the model."""
     return Summed.of([[i.form for i in parts.parameters_of(b)] for b in range(parts.num_blocks)])
+
+
+def _is_forward(item: Communication) -> bool:
+    match item:
+        case Transfer(source=action) | Inside(action=action):
+            return action.work is Work.FORWARD
+        case _:
+            return False
 
 
 def default_device(device: str) -> torch.device:

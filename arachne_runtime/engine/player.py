@@ -9,18 +9,20 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from ..data.batch import StepBatch, take_rows
+from ..data.batch import StepBatch, take_rows, to_device
 from ..errors import ModelError
 from ..measure.recorder import Records
 from ..model import StageModule, extra_losses
 from ..plan.records import RecordKind
 from ..plan.schedule import Action, Work
+from .compiled import uncompiled
 from .courier import Courier
 from .deferral import Deferral
 from .entry import Entry
 from .gradients import Gradients
 from .loss_rule import LossRule
 from .mixing import TwoRows
+from .precision import Precision, as_single, autocast
 from .recipe import Inputs, Loss
 from .watch import Watch
 from .weight import Weight
@@ -53,6 +55,8 @@ class Play:
     splits: bool
     """Whether a micro-batch here is only a part of the global batch."""
     loss_rule: LossRule
+    precision: Precision | None
+    compiled: bool
 
     @property
     def needs_samples(self) -> bool:
@@ -86,8 +90,12 @@ class Player:
         *,
         records: Records,
         watched: bool,
+        scale: float = 1.0,
     ) -> None:
-        """Play on this replica's ``rows`` of each micro-batch, ``watched`` for what depends on the split."""
+        """Play on this replica's ``rows`` of each micro-batch, ``watched`` for what depends on the split.
+
+        Gradients come out ``scale`` times as large.
+        """
         self._play = play
         self._courier = courier
         self._gradients = gradients
@@ -95,6 +103,7 @@ class Player:
         self._rows = rows
         self._records = records
         self._watched = watched and play.watch.exact
+        self._scale = scale
         used = [m for m, mine in enumerate(rows) if mine]
         self._first, self._last = min(used, default=None), max(used, default=None)
         self._held: dict[int, list[_Piece]] = {}
@@ -115,7 +124,8 @@ class Player:
         there = records.mark()
         result: tuple[Tensor, ...] = ()
         if action.work is Work.FORWARD:
-            result = self._forward(action.micro_batch, taken, weight)
+            with autocast(self._play.precision, self._play.device):
+                result = self._forward(action.micro_batch, taken, weight)
         elif action.work is Work.WEIGHT:
             self._weigh(action.micro_batch)
         else:
@@ -137,7 +147,7 @@ class Player:
         """Samples of a micro-batch that are this replica's, on its device."""
         if micro_batch not in self._samples:
             rows = self._rows[micro_batch]
-            self._samples[micro_batch] = _to(self._batch.rows(rows), self._play.device)
+            self._samples[micro_batch] = to_device(self._batch.rows(rows), self._play.device)
         return self._samples[micro_batch]
 
     def _take(self, action: Action) -> tuple[Tensor, ...]:
@@ -173,8 +183,10 @@ class Player:
                     outputs = (self._weighted_loss(outputs, samples, weight, len(self._rows[micro_batch])),)
                 pieces.append(_Piece(blocks, entry, outputs, added, deferral))
         if two is not None:
-            two.refuse_mixing(self._play.stage)
-        self._held[micro_batch] = pieces
+            with uncompiled(self._play.compiled):
+                two.refuse_mixing(self._play.stage)
+        if torch.is_grad_enabled():
+            self._held[micro_batch] = pieces
         self._samples.pop(micro_batch, None)
         return outputs
 
@@ -208,7 +220,7 @@ class Player:
         blocks: range,
         deferral: Deferral | None,
     ) -> _Result:
-        if not self._play.recompute:
+        if not (self._play.recompute and torch.is_grad_enabled()):
             return self._through(inputs, context, blocks, deferral)
         keep_random = self._play.stochastic
         return checkpoint(  # type: ignore[no-any-return]
@@ -254,7 +266,8 @@ class Player:
 
     def _weighted_by_rows(self, added: tuple[Tensor, ...], num_rows: int) -> tuple[Tensor, ...]:
         """Means over these rows as parts of the mean over the global batch; over no rows there is none."""
-        weighted = tuple(value * (num_rows / self._batch.num_rows) for value in added if num_rows)
+        part = num_rows / self._batch.num_rows
+        weighted = tuple(as_single(value) * part for value in added if num_rows)
         for value in weighted:
             self.loss += value.detach()
         return weighted
@@ -273,7 +286,7 @@ class Player:
                 "loss(output, batch) does not depend on the output by gradients: nothing would be trained; "
                 "leave .detach(), .item() and torch.no_grad() out of it"
             )
-        weighted = loss * weight.of(num_rows)
+        weighted = as_single(loss) * weight.of(num_rows)
         if self._watched and self._play.splits:
             self._play.loss_rule.refuse(outputs, samples, loss.detach())
         self.loss += weighted.detach().reshape(())
@@ -289,8 +302,8 @@ class Player:
             if outputs or added:
                 if piece.deferral is not None:
                     piece.deferral.is_due = True
-                given = [None] * len(outputs) if gradients is None else gradients  # a loss is one number
-                torch.autograd.backward(outputs + added, [*given, *([None] * len(added))])
+                given = [self._root(loss) for loss in outputs] if gradients is None else gradients
+                torch.autograd.backward(outputs + added, [*given, *(self._root(loss) for loss in added)])
             gradients = piece.entry.gradients()
             if piece.deferral is not None:
                 self._owing.setdefault(micro_batch, []).append((piece.blocks, piece.deferral))
@@ -306,14 +319,6 @@ class Player:
                 self._courier.passed(blocks)
         self._gradients.settle(())
 
-
-def _to(tree: Any, device: torch.device) -> Any:
-    """A tree of tensors on ``device``."""
-    if isinstance(tree, Tensor):
-        return tree.to(device, non_blocking=True)
-    if isinstance(tree, Mapping):
-        return {key: _to(value, device) for key, value in tree.items()}
-    if isinstance(tree, tuple | list):
-        items = [_to(value, device) for value in tree]
-        return type(tree)(*items) if hasattr(tree, "_fields") else type(tree)(items)
-    return tree
+    def _root(self, loss: Tensor) -> Tensor | None:
+        """What differentiation starts with at a loss, of one number."""
+        return None if self._scale == 1 else torch.full_like(loss, self._scale)

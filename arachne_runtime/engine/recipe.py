@@ -12,6 +12,8 @@ from torch import Tensor, nn
 from ..data.batch import default_inputs
 from ..errors import UsageError
 from ..plan.walk import said
+from .compiled import backend_of
+from .precision import Precision
 
 Loss = Callable[[Any, Any], Tensor]
 Inputs = Callable[[Any], tuple[Tensor, ...]]
@@ -46,6 +48,12 @@ class Recipe:
     """First values of the parameters follow from it, whatever the plan."""
     dtype: torch.dtype | None = None
     """Of parameters and floating-point buffers; None: the model's own."""
+    precision: Precision | None = None
+    """What blocks and loss compute in, by autocast, while parameters and gradients stay float32."""
+    accumulate: torch.dtype | None = None
+    """What gradients of parameters of 16 bits are added in, over micro-batches and ranks; None: their own."""
+    compile: bool | str = False
+    """Whether blocks go through torch.compile, or the name of its backend."""
     stochastic: bool = False
     """Allow dropout, losses, buffers and optimizers that depend on how the plan splits the work."""
 
@@ -59,15 +67,32 @@ class Recipe:
         refuse_no_integers(seed=self.seed)
         if not (self.dtype is None or isinstance(self.dtype, torch.dtype)):
             raise UsageError(f"dtype={said(self.dtype)} is no dtype of torch; give one, like torch.bfloat16")
+        self._refuse_dtypes()
+        backend_of(self.compile)
         clip = self.clip_norm
         if clip is not None and (not isinstance(clip, int | float) or math.isnan(clip) or clip <= 0):
             raise UsageError(
                 f"clip_norm={said(clip)} is no norm; give a number above 0, or None to clip none"
             )
 
+    def _refuse_dtypes(self) -> None:
+        if not isinstance(self.precision, Precision | None):
+            raise UsageError(f"precision={said(self.precision)} is no Precision; use Precision.of(...)")
+        if self.precision is not None and self.dtype not in (None, torch.float32):
+            raise UsageError(
+                f"precision={str(self.precision)!r} keeps parameters in float32, but dtype={self.dtype}; "
+                "give precision= for float32 parameters under autocast, or dtype= for another one"
+            )
+        if self.accumulate not in (None, torch.float32, torch.float64):
+            raise UsageError(
+                f"accumulate={said(self.accumulate)} is no dtype to add gradients in; give torch.float32, or "
+                "None to add them in the dtype of their parameters"
+            )
+
     def common(self) -> tuple[object, ...]:
         """What ranks can compare of it."""
-        return self.seed, self.dtype, self.clip_norm, self.stochastic, self.num_items is None
+        dtypes = (self.dtype, self.precision, self.accumulate)
+        return self.seed, dtypes, self.clip_norm, self.stochastic, self.num_items is None
 
 
 def refuse_no_integers(**arguments: object) -> None:

@@ -16,8 +16,9 @@ MAX_DIMS = 8
 """Dims of such a tensor, the rows included."""
 _FIXED = 4
 """Numbers of a tensor before its shape."""
-HEADER_LENGTH = 1 + MAX_TENSORS * (_FIXED + MAX_DIMS)
-"""Whole numbers in a header: how many tensors; of each dtype, requires_grad, shares_memory, dims, shape."""
+HEADER_LENGTH = 2 + MAX_TENSORS * (_FIXED + MAX_DIMS)
+"""Whole numbers in a header: rows of the global batch, how many tensors; of each dtype, requires_grad,
+shares_memory, dims, shape."""
 
 _DTYPES = (
     torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.int16,
@@ -61,9 +62,9 @@ def _form(tensor: Tensor, num_rows: int, shares_memory: bool) -> TensorForm:
     return TensorForm(tensor.dtype, shape[1:], tensor.requires_grad, shares_memory)
 
 
-def encode(signature: Signature) -> Tensor:
-    """A header: HEADER_LENGTH whole numbers."""
-    numbers = [len(signature)]
+def encode(signature: Signature, num_rows: int) -> Tensor:
+    """A header, HEADER_LENGTH whole numbers, of a step on ``num_rows`` rows."""
+    numbers = [num_rows, len(signature)]
     for form in signature:
         padding = [0] * (MAX_DIMS - len(form.shape))
         numbers += [_DTYPES.index(form.dtype), form.requires_grad, form.shares_memory]
@@ -71,11 +72,11 @@ def encode(signature: Signature) -> Tensor:
     return torch.tensor(numbers + [0] * (HEADER_LENGTH - len(numbers)))
 
 
-def decode(header: Tensor) -> Signature:
-    """The signature of a header."""
-    count, *numbers = header.tolist()
+def decode(header: Tensor) -> tuple[Signature, int]:
+    """The signature of a header, and the rows of the global batch."""
+    num_rows, count, *numbers = header.tolist()
     width = _FIXED + MAX_DIMS
-    return tuple(_read(numbers[i * width : (i + 1) * width]) for i in range(count))
+    return tuple(_read(numbers[i * width : (i + 1) * width]) for i in range(count)), num_rows
 
 
 def _read(numbers: Sequence[int]) -> TensorForm:

@@ -45,22 +45,24 @@ class ItemWeight:
 
     total: Tensor
     work: dist.Work | None
+    may_be_none: bool = False
+    """Whether a batch without items is fine: its losses are sums over none."""
 
     @classmethod
-    def start(cls, num_items: int, mesh: Mesh) -> "ItemWeight":
+    def start(cls, num_items: int, mesh: Mesh, *, may_be_none: bool = False) -> "ItemWeight":
         """Start adding up the items of all ranks; the first loss waits for the result."""
         total = torch.tensor([num_items], dtype=torch.int64, device=mesh.device)
         work = dist.all_reduce(total, async_op=True) if mesh.num_ranks > 1 else None
-        return cls(total, work)
+        return cls(total, work, may_be_none)
 
     def of(self, num_rows: int) -> float:
         """One item's part; UsageError where there are no items at all."""
         count = self.count()
-        if count <= 0:
+        if count <= 0 and not self.may_be_none:
             raise UsageError(
                 f"num_items counts {count} items in the global batch; a mean over none has no value"
             )
-        return 1 / count
+        return 1 / max(count, 1)
 
     def count(self) -> int:
         """Items of the global batch."""

@@ -87,7 +87,8 @@ def find_probes(
     """
     batch = as_step_batch(workload.batch(samples))
     whole = tree_map_only(Tensor, lambda t: t.to(device), batch.rows(range(samples)))
-    context = parts.context(whole) if parts.context else {}
+    context_of = parts.context_on(device)
+    context = context_of(whole) if context_of else {}
     flowing = workload.inputs(whole)
     probes: dict[str, Probe] = {}
     behind: dict[str, tuple[Tensor, ...]] = {}
@@ -103,7 +104,7 @@ def find_probes(
                 batch=batch,
                 is_first=block == 0,
                 loss=workload.loss if is_last else None,
-                context_of=parts.context,
+                context_of=context_of,
             )
             if not is_last:
                 with torch.no_grad():

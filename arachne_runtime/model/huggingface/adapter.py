@@ -94,7 +94,7 @@ class HuggingFaceModel:
             init=lambda module, _: _initialise(module, original),
         )
         if self.weights is not None:
-            layout = replace(layout, values=_reader(self.weights, named_blocks(model, layout)))
+            layout = replace(layout, values=_reader(self.weights, _named(model, layout)))
         give_layout(model, layout)
         return model
 
@@ -108,13 +108,17 @@ class HuggingFaceModel:
             UnsupportedPlanError: A rank holds only a part of a parameter (TP or experts).
 
         """
-        model: Any = construct(self).model
-        layout = layout_of(model)
-        assert layout is not None
         config = copy.deepcopy(self.config)
         config.dtype = next(engine.stages[0].parameters()).dtype
-        config.architectures = [type(model.original).__name__]
-        save_folder(engine, Path(folder), config, named_blocks(model, layout))
+        save_folder(engine, Path(folder), config, self.blocks())
+
+    def blocks(self) -> tuple[Mapping[str, Wanted], ...]:
+        """For each block, by name in it, what its parameters are in the original model."""
+        model = construct(self).model
+        layout = layout_of(model)
+        assert layout is not None
+        assert isinstance(model, CausalLM)
+        return _named(model, layout)
 
 
 def _initialise(module: nn.Module, original: Any) -> None:
@@ -122,7 +126,7 @@ def _initialise(module: nn.Module, original: Any) -> None:
     module.apply(original._init_weights)
 
 
-def named_blocks(model: CausalLM, layout: Layout) -> tuple[Mapping[str, Wanted], ...]:
+def _named(model: CausalLM, layout: Layout) -> tuple[Mapping[str, Wanted], ...]:
     """For each block, by name in it, what its parameters are in the original model."""
     names: dict[int, list[str]] = {}
     for name, parameter in model.original.named_parameters(remove_duplicate=False):

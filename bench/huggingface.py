@@ -10,7 +10,12 @@ from torch import Tensor, nn
 
 from arachne_runtime.engine import Engine, Recipe
 from arachne_runtime.model import ModelParts
-from arachne_runtime.model.huggingface import causal_lm_loss, causal_lm_tokens, huggingface
+from arachne_runtime.model.huggingface import (
+    HuggingFaceModel,
+    causal_lm_loss,
+    causal_lm_tokens,
+    huggingface,
+)
 from arachne_runtime.plan.plan import Pipeline, Plan, Replica, Stage
 
 transformers.logging.disable_progress_bar()  # each has a thread
@@ -69,6 +74,7 @@ def unequal_plan(num_blocks: int = LAYERS + 2) -> Plan:
     """Three ranks: a first stage of two replicas with shares 1 and 2, then a longer second stage."""
     first = Stage(
         layers=(0, 2),
+        recompute=True,
         replicas=(Replica(devices=("a:0",), share=1), Replica(devices=("b:0",), share=2)),
     )
     second = Stage(layers=(2, num_blocks), replicas=(Replica(devices=("a:1",), share=3),))
@@ -130,6 +136,8 @@ class Trained:
 
     losses: list[float] = field(default_factory=list)
     norms: list[float] = field(default_factory=list)
+    parameters: dict[str, Tensor] = field(default_factory=dict)
+    """Those of this rank at the end, by their names in the original model."""
 
 
 def train_by_plan(training: Training) -> Trained:
@@ -142,15 +150,26 @@ def train_by_plan(training: Training) -> Trained:
         dtype=training.dtype,
         seed=SEED,
     )
-    parts = ModelParts.of(huggingface(configs()[training.family]))
-    engine = Engine(training.plan, parts, recipe)
+    model = huggingface(configs()[training.family])
+    engine = Engine(training.plan, ModelParts.of(model), recipe)
     found = Trained()
     for step in range(training.steps):
         report = engine.step(training.batch(step))
         found.losses.append(report.loss)
         found.norms.append(report.grad_norm)
+    names = original_names(model)
+    found.parameters = {names[name]: p.detach().clone() for name, p in engine.named_parameters()}
     engine.close()
     return found
+
+
+def original_names(model: HuggingFaceModel) -> dict[str, str]:
+    """Names in the blocks → names in the original model."""
+    return {
+        f"blocks.{index}.{name}": parameter.names[0]
+        for index, block in enumerate(model.blocks())
+        for name, parameter in block.items()
+    }
 
 
 def train_all_by_plan(trainings: list[Training]) -> list[Trained]:
@@ -179,13 +198,30 @@ def train_originally(training: Training) -> Trained:
         optimizer.step()
         found.losses.append(loss.item())
         found.norms.append(norm.item())
+    found.parameters = {name: p.detach().clone() for name, p in model.named_parameters()}
     return found
 
 
-def gaps(found: Trained, wanted: Trained) -> tuple[float, float]:
-    """Largest differences of losses and of norms, relative to the original's."""
+@dataclass(frozen=True)
+class Gap:
+    """Largest differences between two trainings."""
+
+    loss: float
+    """Relative, as is ``norm``."""
+    norm: float
+    parameter: float
+    """Absolute; of SGD only, since Adam makes steps of the whole learning rate out of rounding."""
+
+
+def gap(found: Trained, wanted: Trained, *, adam: bool) -> Gap:
+    """How far one rank is from the original."""
 
     def largest(a: list[float], b: list[float]) -> float:
         return max(abs(x - y) / abs(y) for x, y in zip(a, b, strict=True))
 
-    return largest(found.losses, wanted.losses), largest(found.norms, wanted.norms)
+    apart = [(p - wanted.parameters[name]).abs().max().item() for name, p in found.parameters.items()]
+    return Gap(
+        loss=largest(found.losses, wanted.losses),
+        norm=largest(found.norms, wanted.norms),
+        parameter=0.0 if adam else max(apart),
+    )

@@ -1,0 +1,53 @@
+"""Blocks through torch.compile; blocks of one kind share what the compiler made where they are alike."""
+
+from contextlib import AbstractContextManager, nullcontext
+
+import torch
+from torch import nn
+
+from ..errors import UnsupportedPlanError, UsageError
+from ..model.stage import Chain, StageModule
+from ..plan.plan import Plan, ScheduleKind
+from ..plan.walk import said
+
+DEFAULT_BACKEND = "inductor"
+
+
+def refuse_compiled(plan: Plan, backend: str | None) -> None:
+    """UnsupportedPlanError for a schedule that takes products out of what the compiler made."""
+    if backend is not None and plan.schedule == ScheduleKind.ZERO_BUBBLE:
+        raise UnsupportedPlanError(
+            f"$.schedule is {plan.schedule}, which leaves the gradients of weights out of a backward, and a "
+            "compiled block computes them with the rest; plan with schedule 1f1b, or leave compile= out"
+        )
+
+
+def backend_of(asked: bool | str) -> str | None:
+    """The compiler for ``compile=``: torch's own, one by name, or none; UsageError for an unknown name."""
+    if asked is False:
+        return None
+    backend = DEFAULT_BACKEND if asked is True else asked
+    known = torch.compiler.list_backends(exclude_tags=())
+    if backend not in known:
+        raise UsageError(
+            f"compile={said(asked)} is no compiler of torch; use True ({DEFAULT_BACKEND}), or one of "
+            f"{', '.join(known)}"
+        )
+    return backend
+
+
+def compile_blocks(stage: StageModule, backend: str) -> None:
+    """Compile each block where it is called next; parameters, names and hooks stay as they are."""
+    for block in stage.blocks.values():
+        for part in _parts(block):
+            part.compile(backend=backend)
+
+
+def uncompiled(compiled: bool) -> AbstractContextManager[object]:
+    """Where blocks are called in other shapes than those of the training, which would be compiled too."""
+    return torch.compiler.set_stance("force_eager") if compiled else nullcontext()
+
+
+def _parts(block: nn.Module) -> tuple[nn.Module, ...]:
+    """What is called one after the other: a block of several modules is no module that is called itself."""
+    return tuple(block.children()) if isinstance(block, Chain) else (block,)

@@ -1,0 +1,64 @@
+"""Every Hugging Face family staged over three unequal ranks, against the original module in one process.
+
+Each is trained by three plans (replicas with unequal shares and recomputation before a longer stage; three
+unequal stages; a pipeline beside a rank that holds the whole model) with clipping, by AdamW and by SGD, on
+batches with and without padding, in float64 and in float32. Wanted are the loss that the original returns,
+the norm of its gradients and, with SGD, its parameters.
+"""
+
+from collections.abc import Iterator, Sequence
+from itertools import product
+
+import torch
+
+from arachne_runtime.testing import run_ranks
+
+from .huggingface import (
+    Training,
+    configs,
+    gap,
+    three_stages,
+    train_all_by_plan,
+    train_originally,
+    two_pipelines,
+    unequal_plan,
+)
+from .report import Options, Result, at_least, at_most, run_bench
+
+RANKS = 3
+BOUNDS = {torch.float64: 1e-6, torch.float32: 1e-5}
+"""In float64 too, since the originals compute norms, softmax and loss in float32 (rounding 6e-8)."""
+GROWTH = 5
+"""AdamW's steps depend on the sign of gradients that are nearly 0: norms drift further apart than losses."""
+
+
+def measure(options: Options) -> Iterator[Result]:
+    dtypes = (torch.float64,) if options.quick else tuple(BOUNDS)
+    trainings = list(all_trainings(dtypes, num_steps=3 if options.quick else 6))
+    found = run_ranks(RANKS, train_all_by_plan, trainings, timeout_s=900)
+    yield at_least("trainings-compared", len(trainings), "trainings", bound=84)
+    for family, dtype in product(configs(), dtypes):
+        apart = [
+            gap(rank[index], wanted, adam=training.adam)
+            for index, training in enumerate(trainings)
+            if (training.family, training.dtype) == (family, dtype)
+            for wanted in [train_originally(training)]
+            for rank in found
+        ]
+        name, bound = f"{family}-{str(dtype).removeprefix('torch.')}", BOUNDS[dtype]
+        yield at_most(f"{name}-loss", max(g.loss for g in apart), "relative", bound=bound)
+        yield at_most(f"{name}-norm", max(g.norm for g in apart), "relative", bound=GROWTH * bound)
+        yield at_most(f"{name}-sgd-parameters", max(g.parameter for g in apart), "abs", bound=bound)
+
+
+def all_trainings(dtypes: Sequence[torch.dtype], num_steps: int) -> Iterator[Training]:
+    """All combinations."""
+    plans, both = (unequal_plan(), three_stages(), two_pipelines()), (True, False)
+    for family, plan, dtype, padded, adam in product(configs(), plans, dtypes, both, both):
+        yield Training(
+            family=family, plan=plan, dtype=dtype, padded=padded, adam=adam, steps=num_steps, clip_norm=0.5
+        )
+
+
+if __name__ == "__main__":
+    raise SystemExit(run_bench("models", measure))
