@@ -117,6 +117,10 @@ class Case:
     def model(self) -> TinyGPT:
         return TinyGPT(self.plan.num_blocks - 2, self.tied)
 
+    def global_names(self, model: nn.Module) -> dict[str, str]:
+        """Names in the model → names in the blocks."""
+        return global_names(model)
+
     def optimizer(self, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
         return torch.optim.AdamW(parameters, lr=1e-3) if self.adam else torch.optim.SGD(parameters, lr=0.1)
 
@@ -202,7 +206,7 @@ def _train_by_plan(case: Case) -> Outcome:
 def train_plainly(case: Case) -> Outcome:
     """The plain loop of a single process over the whole model: knows no plan, no engine."""
     model = case.model().to(case.dtype)
-    names = global_names(model)
+    names = case.global_names(model)
     first = ModelParts.of(case.model).stage(
         range(case.plan.num_blocks), device=torch.device("cpu"), seed=5, dtype=case.dtype
     )

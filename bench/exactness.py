@@ -9,11 +9,12 @@ from collections import Counter
 from collections.abc import Iterator
 
 from .exactness_frame import Compared, Refused, available, compare, largest
+from .exactness_halves import HALVES
 from .exactness_plans import INTERLEAVED, PLAIN, ZERO_BUBBLE
 from .report import Options, Result, at_least, at_most, run_bench
 
-KINDS = (PLAIN, INTERLEAVED, ZERO_BUBBLE)
-WANTED = 112
+KINDS = (PLAIN, INTERLEAVED, ZERO_BUBBLE, HALVES)
+WANTED = 136
 """Combinations that the rules accept; 12 with ``--quick``."""
 
 

@@ -64,7 +64,7 @@ def initialise(block: Block, init: InitFunction | None) -> None:
 def copies(blocks: Sequence[Block]) -> list[Block]:
     """Deep copies that share among themselves what the originals share; parameters on meta stay there."""
     parts = copy.deepcopy([block.parts for block in blocks])
-    return [Block(block.index, part) for block, part in zip(blocks, parts, strict=True)]
+    return [Block(block.index, part, block.half) for block, part in zip(blocks, parts, strict=True)]
 
 
 def give_values(blocks: Sequence[Block], originals: Sequence[Block], values: Mapping[int, Tensor]) -> None:

@@ -16,13 +16,19 @@ _POSITIONS = frozenset(
 
 
 def kinds_of(blocks: Sequence[Block]) -> tuple[str, ...]:
-    """The kind of every block: the first and the last are ``embedding`` and ``head`` where they differ."""
+    """The kind of every block: the first and the last are ``embedding`` and ``head`` where they differ.
+
+    Half layers are named by their halves.
+    """
     signatures = [_signature(block) for block in blocks]
     names: dict[Signature, str] = {}
-    middle = signatures[1:-1] or signatures[:1]
-    for signature in middle:
+    middle = list(zip(signatures, blocks, strict=True))
+    for signature, block in middle[1:-1] or middle[:1]:
         if signature not in names:
-            names[signature] = f"layer-{len(names) + 1}" if names else "layer"
+            name, count = block.half or "layer", len(names) + 1
+            names[signature] = (
+                f"{name}-{count}" if name in names.values() or (names and not block.half) else name
+            )
     names.setdefault(signatures[0], "embedding")
     names.setdefault(signatures[-1], "head")
     return tuple(names[signature] for signature in signatures)

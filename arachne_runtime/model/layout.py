@@ -7,6 +7,7 @@ from typing import Any, TypeAlias, TypeVar
 from torch import Tensor, nn
 
 from ..errors import ModelError
+from .halves import Halves, half_name, halves_of
 from .styles import Divides, Styles
 
 ContextFunction: TypeAlias = Callable[[Any], Mapping[str, Tensor]]
@@ -14,6 +15,8 @@ InitFunction: TypeAlias = Callable[[nn.Module, int], None]
 ValueFunction: TypeAlias = Callable[[int, Sequence[str]], Mapping[str, Tensor]]
 Names: TypeAlias = str | tuple[str, ...]
 ModuleClass = TypeVar("ModuleClass", bound=type[nn.Module])
+
+_Chain: TypeAlias = list[tuple[str, nn.Module]]
 
 _ATTRIBUTE = "__arachne_layout__"
 
@@ -36,6 +39,8 @@ class Layout:
     """By pattern of names in blocks, how modules are shared out; empty: the model runs TP 1 only."""
     divides: Divides = field(default_factory=dict)
     """By pattern, attributes of modules that are divided by the degree."""
+    halves: Halves = field(default_factory=dict)
+    """What each element of ``blocks`` runs, one block after the other; empty: it is one block itself."""
 
     @property
     def labels(self) -> tuple[str | None, str | None]:
@@ -53,6 +58,8 @@ class Block:
     index: int
     parts: tuple[tuple[str, nn.Module], ...]
     """Name inside the block and module; a block of a single module has the name ``""``."""
+    half: str | None = None
+    """Which part of a layer it is, where layers are cut."""
 
     def holders(self) -> Iterator[tuple[str, nn.Module, str, nn.Parameter]]:
         """Every (name in the block, module, attribute, parameter), shared parameters as often as held."""
@@ -85,6 +92,7 @@ def pipelined(
     init: InitFunction | None = None,
     tensor_parallel: Styles | None = None,
     divides: Divides | None = None,
+    halves: Halves | None = None,
 ) -> Callable[[ModuleClass], ModuleClass]:
     """Say which submodules of a class are the blocks that a plan may place; the class itself stays as it is.
 
@@ -114,6 +122,9 @@ def pipelined(
             "rowwise", "embed": "vocabulary", "head": "vocabulary"}``.
         divides: Patterns of names (``""``: the block itself) → attributes that forward reads and that the
             number of devices divides: ``{"attention": ("num_heads",)}``.
+        halves: Cuts each element of ``blocks`` into several blocks: methods of its class (or functions that
+            take it first) → the submodules that each uses, in the order in which they run; together they are
+            its ``forward``. ``{"attend": ("norm_1", "attention"), "feed": ("norm_2", "mlp")}``.
 
     Raises:
         ModelError: The decorated object is not a class of ``nn.Module``, or ``blocks`` names nothing.
@@ -127,6 +138,7 @@ def pipelined(
         init=init,
         tensor_parallel=dict(tensor_parallel or {}),
         divides=dict(divides or {}),
+        halves=dict(halves or {}),
     )
     if not layout.blocks:
         raise ModelError("pipelined(blocks=...) names no submodule; name the list of layers, blocks='layers'")
@@ -160,13 +172,21 @@ def give_layout(model: nn.Module, layout: Layout) -> None:
 
 def find_blocks(model: nn.Module, layout: Layout) -> tuple[Block, ...]:
     """The blocks of a constructed model, in the order in which they run."""
-    chains = [_chain(model, layout.first)] if layout.first else []
-    chains += [[("", module)] for name in layout.blocks for module in _elements(_submodule(model, name))]
+    chains: list[tuple[_Chain, str | None]] = [(_chain(model, layout.first), None)] if layout.first else []
+    for module in (module for name in layout.blocks for module in _elements(_submodule(model, name))):
+        chains += [([("", part)], half) for part, half in _cut(module, layout.halves)]
     if layout.last:
-        chains.append(_chain(model, layout.last))
+        chains.append((_chain(model, layout.last), None))
     if not chains:
         raise ModelError(f"{type(model).__name__} has no blocks: {', '.join(layout.blocks)} is an empty list")
-    return tuple(Block(index, tuple(parts)) for index, parts in enumerate(chains))
+    return tuple(Block(index, tuple(parts), half) for index, (parts, half) in enumerate(chains))
+
+
+def _cut(module: nn.Module, halves: Halves) -> list[tuple[nn.Module, str | None]]:
+    """A layer whole, or its halves with their names."""
+    if not halves:
+        return [(module, None)]
+    return list(zip(halves_of(module, halves), map(half_name, halves), strict=True))
 
 
 def _names(names: Names | None) -> tuple[str, ...]:
@@ -183,7 +203,7 @@ def _submodule(model: nn.Module, name: str) -> nn.Module:
         ) from None
 
 
-def _chain(model: nn.Module, names: tuple[str, ...]) -> list[tuple[str, nn.Module]]:
+def _chain(model: nn.Module, names: tuple[str, ...]) -> _Chain:
     modules = [_submodule(model, name) for name in names]
     if len(modules) == 1:
         return [("", modules[0])]
