@@ -13,7 +13,7 @@ from arachne_runtime.errors import UsageError, WorkerFailedError
 from arachne_runtime.mesh import GlooTransport
 from arachne_runtime.model import ModelParts
 from arachne_runtime.plan.limits import PENDING_SENDS
-from arachne_runtime.plan.plan import Pipeline, Plan, Replica, Stage
+from arachne_runtime.plan.plan import Pipeline, Plan, Replica, ScheduleKind, Stage
 from arachne_runtime.testing import run_ranks
 
 WIDTH, IGNORED = 3, -100.0
@@ -210,3 +210,16 @@ def test_a_session_gives_the_batches_of_an_evaluation():
     for loss, num_batches in run_ranks(4, with_session, samples):
         assert loss == pytest.approx(mse(whole(samples[0]), samples).item(), rel=1e-5)
         assert num_batches == 3
+def interleaved(kind):
+    stages = tuple(stage((i, i + 1), 2, start=i % 2) for i in range(4))
+    pipeline = Pipeline(micro_batches=5, micro_batch=2, stages=stages)
+    return Plan(model="tiny", global_batch=10, sequence=1, schedule=kind, pipelines=(pipeline,))
+
+
+def test_a_rank_with_several_stages_evaluates():
+    plan = interleaved(ScheduleKind.INTERLEAVED)
+    (alone,) = run_ranks(1, evaluates, ALONE, (10, 3), False)
+    for found in run_ranks(2, evaluates, plan, (10, 3), False):
+        assert found[0] == pytest.approx(alone[0], rel=1e-12)
+
+
