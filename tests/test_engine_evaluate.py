@@ -210,6 +210,8 @@ def test_a_session_gives_the_batches_of_an_evaluation():
     for loss, num_batches in run_ranks(4, with_session, samples):
         assert loss == pytest.approx(mse(whole(samples[0]), samples).item(), rel=1e-5)
         assert num_batches == 3
+
+
 def interleaved(kind):
     stages = tuple(stage((i, i + 1), 2, start=i % 2) for i in range(4))
     pipeline = Pipeline(micro_batches=5, micro_batch=2, stages=stages)
@@ -221,5 +223,3 @@ def test_a_rank_with_several_stages_evaluates():
     (alone,) = run_ranks(1, evaluates, ALONE, (10, 3), False)
     for found in run_ranks(2, evaluates, plan, (10, 3), False):
         assert found[0] == pytest.approx(alone[0], rel=1e-12)
-
-
