@@ -17,8 +17,12 @@ import arachne_runtime as arachne
 from arachne_runtime.plan.plan import Pipeline, Plan, Replica, ScheduleKind, Stage
 
 from .cases import IGNORED, SEQUENCE, VOCABULARY, WIDTH, Case, Embed, Head
+from .exactness_frame import Kind
+from .exactness_plans import random_cuts
 
-HEADS, GROUPS, INNER = 4, 2, 10
+HEADS, GROUPS, INNER, BLOCKS = 4, 2, 10, 5
+SINGLE_SHARE = 6
+"""One plan in so many is trained in float32."""
 
 
 class Attention(nn.Module):
@@ -152,7 +156,7 @@ def random_tensor_case(source: random.Random, index: int) -> TensorCase:
         plan=plan,
         tied=source.random() < 0.6,
         adam=index % 2 == 0,
-        dtype=torch.float64,
+        dtype=torch.float32 if index % SINGLE_SHARE == SINGLE_SHARE - 1 else torch.float64,
         clip_norm=source.choice((None, 0.1, 100.0)),
         by_items=source.random() < 0.4,
         rows=(*(source.randint(1, plan.global_batch) for _ in range(2)), plan.global_batch),
@@ -166,13 +170,14 @@ def random_tensor_case(source: random.Random, index: int) -> TensorCase:
 def random_tensor_plan(source: random.Random, max_ranks: int = 6) -> Plan:
     """One or two pipelines whose replicas have 1, 2 or 4 devices, at least one of them more than 1."""
     groups = _groups(source, source.randint(2, max_ranks))
-    cuts = _cuts(source, len(groups), source.randint(1, min(2, len(groups))))
-    pipelines = [_pipeline(source, groups[a:b]) for a, b in pairwise(cuts)]
+    schedule = source.choice(tuple(ScheduleKind))
+    cuts = random_cuts(source, len(groups), source.randint(1, min(2, len(groups))))
+    pipelines = [_pipeline(source, groups[a:b], schedule) for a, b in pairwise(cuts)]
     return Plan(
         model="tiny",
         global_batch=sum(p.micro_batches * p.micro_batch for p in pipelines),
         sequence=SEQUENCE,
-        schedule=source.choice((ScheduleKind.ONE_F_ONE_B, ScheduleKind.GPIPE)),
+        schedule=schedule,
         pipelines=tuple(pipelines),
     )
 
@@ -191,20 +196,24 @@ def _groups(source: random.Random, num_ranks: int) -> list[tuple[str, ...]]:
     return groups
 
 
-def _pipeline(source: random.Random, groups: Sequence[tuple[str, ...]], num_blocks: int = 5) -> Pipeline:
-    depth = source.randint(1, len(groups))
-    spans = list(pairwise(_cuts(source, len(groups), depth)))
+def _pipeline(source: random.Random, groups: Sequence[tuple[str, ...]], schedule: ScheduleKind) -> Pipeline:
+    """Interleaved, each set of devices holds one or two stages."""
+    num_rows = source.randint(1, min(len(groups), BLOCKS))
+    spans = list(pairwise(random_cuts(source, len(groups), num_rows)))
     micro_batch = max(stop - start for start, stop in spans) + source.randint(0, 2)
-    stages = []
-    for (start, stop), layers in zip(spans, pairwise(_cuts(source, num_blocks, depth)), strict=True):
-        shares = [b - a for a, b in pairwise(_cuts(source, micro_batch, stop - start))]
-        replicas = [Replica(devices=d, share=n) for d, n in zip(groups[start:stop], shares, strict=True)]
-        stages.append(Stage(layers=layers, recompute=source.random() < 0.3, replicas=tuple(replicas)))
-    return Pipeline(micro_batches=source.randint(1, 4), micro_batch=micro_batch, stages=tuple(stages))
+    rows = []
+    for start, stop in spans:
+        shares = [b - a for a, b in pairwise(random_cuts(source, micro_batch, stop - start))]
+        mine = zip(groups[start:stop], shares, strict=True)
+        rows.append(tuple(Replica(devices=devices, share=share) for devices, share in mine))
+    twice = schedule is ScheduleKind.INTERLEAVED and 2 * num_rows <= BLOCKS
+    rows *= source.randint(1, 2) if twice else 1
+    stages = tuple(
+        Stage(layers=layers, recompute=source.random() < 0.3, replicas=replicas)
+        for layers, replicas in zip(pairwise(random_cuts(source, BLOCKS, len(rows))), rows, strict=True)
+    )
+    return Pipeline(micro_batches=source.randint(1, 4), micro_batch=micro_batch, stages=stages)
 
 
-def _cuts(source: random.Random, total: int, parts: int) -> list[int]:
-    return [0, *sorted(source.sample(range(1, total), parts - 1)), total]
-
-
+TENSOR = Kind(name="tensor", draw=random_tensor_case, full=48, quick=3)
 assert VOCABULARY % 2, "a vocabulary that no degree divides"

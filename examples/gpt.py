@@ -72,7 +72,21 @@ def initialise(module: nn.Module, block: int) -> None:
             part.reset_parameters()
 
 
-@arachne.pipelined(first="embed", blocks="layers", last=("norm", "head"), init=initialise)
+@arachne.pipelined(
+    first="embed",
+    blocks="layers",
+    last=("norm", "head"),
+    init=initialise,
+    tensor_parallel={
+        "embed.token": "vocabulary",
+        "qkv": arachne.Colwise(parts=3, heads="heads"),
+        "projection": "rowwise",
+        "up": "colwise",
+        "down": "rowwise",
+        "head": "vocabulary",
+    },
+    divides={"": ("heads",)},
+)
 class GPT(nn.Module):
     """A decoder-only language model over bytes."""
 

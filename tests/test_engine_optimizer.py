@@ -6,7 +6,8 @@ import torch.nn.functional as F
 from torch import nn
 
 from arachne_runtime.engine import Engine, Recipe
-from arachne_runtime.errors import WorkerFailedError
+from arachne_runtime.engine.optimizer_rule import refuse_optimizer
+from arachne_runtime.errors import UnsupportedPlanError, WorkerFailedError
 from arachne_runtime.model import ModelParts
 from arachne_runtime.plan.plan import Pipeline, Plan, Replica, Stage
 from arachne_runtime.testing import run_ranks
@@ -125,3 +126,28 @@ def test_what_treats_each_parameter_alone_is_fine(kind):
 
 def test_every_rank_that_holds_the_whole_model_steps_it_alike():
     assert run_ranks(2, train, SIDE_BY_SIDE, "all") == [True, True]
+
+
+TENSOR = plan_of(Stage(layers=(0, 2), replicas=(Replica(devices=("a:0", "a:1"), share=2),)))
+
+
+@pytest.mark.parametrize(
+    ("make", "told"),
+    [
+        (lambda p: Scaled(p, of="one"), "Scaled steps a part of a parameter otherwise than the whole"),
+        (torch.optim.Adafactor, "Adafactor steps a part of a parameter otherwise than the whole"),
+        (torch.optim.Muon, "Muon steps a part of a parameter otherwise than the whole"),
+    ],
+)
+def test_an_optimizer_that_looks_at_whole_parameters_is_refused_where_ranks_have_parts(make, told):
+    weight = nn.Parameter(torch.zeros(4, 4))
+    with pytest.raises(UnsupportedPlanError, match=told):
+        refuse_optimizer(make([weight]), make, weight, TENSOR, stochastic=False)
+    refuse_optimizer(make([weight]), make, weight, TENSOR, stochastic=True)
+    refuse_optimizer(make([weight]), make, weight, SIDE_BY_SIDE, stochastic=False)
+
+
+@pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.AdamW, torch.optim.Adam, torch.optim.RMSprop])
+def test_an_elementwise_optimizer_may_have_parts(kind):
+    weight = nn.Parameter(torch.zeros(4, 4))
+    refuse_optimizer(kind([weight]), kind, weight, TENSOR, stochastic=False)

@@ -186,6 +186,7 @@ def test_a_cut_through_a_head_is_refused(monkeypatch):
         ),
         ({"0": "columns"}, {}, "is no style; known: colwise, rowwise, vocabulary, partial"),
         ({"0": "colwise"}, {"divides": {"attn": ("heads",)}}, "divides={'attn': ...}) matches no module"),
+        ({"0": "colwise"}, {"divides": {"0": ("heads",)}}, "names the attribute 'heads', which no module"),
         ({"0": arachne.Colwise(parts=3)}, {}, "blocks.0.0.weight has 4 features, which are not 1 + 1 + 1"),
         ({"0": arachne.Colwise(heads="heads")}, {}, "no module around it has a whole number of this name"),
     ],

@@ -49,6 +49,31 @@ def refuse_optimizer(
     cut = any(len(pipeline.stages) > 1 for pipeline in plan.pipelines)
     if cut and not stochastic and not type(optimizer).__module__.startswith("torch.optim."):
         _refuse_joint(optimizer, make, like)
+    if not stochastic and any(
+        len(r.devices) > 1 for p in plan.pipelines for s in p.stages for r in s.replicas
+    ):
+        _refuse_whole(optimizer, make, like)
+
+
+def _refuse_whole(optimizer: Optimizer, make: Optimizers, like: Tensor) -> None:
+    """Refuse what looks at a whole parameter, of which a tensor-parallel rank has a part: Muon, Adafactor."""
+    whole = _parameters(like)[0]
+    for dim in (0, 1):
+        try:
+            copy = nn.Parameter(whole.detach().clone())
+            together = _trained(optimizer, make, [[copy]], of_one=True)
+            parts = [nn.Parameter(part.clone()) for part in whole.detach().chunk(2, dim)]
+            apart = torch.cat(_trained(optimizer, make, [[part] for part in parts], of_one=True), dim)
+        except Exception:  # an optimizer that was not made for these parameters
+            return
+        size = float(together[0].abs().max())
+        furthest = float((together[0] - apart).abs().max())
+        if furthest > tolerance_of(whole.dtype) * size:
+            raise UnsupportedPlanError(
+                f"{type(optimizer).__name__} steps a part of a parameter otherwise than the whole (by "
+                f"{furthest / size:.2g} of the step), and a tensor-parallel rank has only a part; use an "
+                "optimizer of the SGD or Adam families, TP 1, or waive this with stochastic=True"
+            )
 
 
 def _refuse_joint(optimizer: Optimizer, make: Optimizers, like: Tensor) -> None:
@@ -75,16 +100,21 @@ def _parameters(like: Tensor) -> list[nn.Parameter]:
 
 
 def _trained(
-    optimizer: Optimizer, make: Optimizers, groups: Sequence[Sequence[nn.Parameter]]
+    optimizer: Optimizer,
+    make: Optimizers,
+    groups: Sequence[Sequence[nn.Parameter]],
+    *,
+    of_one: bool = False,
 ) -> list[Tensor]:
-    """How far each parameter moves where every group has an optimizer of its own."""
+    """How far each parameter, or part ``of_one``, moves where every group has an optimizer of its own."""
     parameters = [parameter for group in groups for parameter in group]
     before = [parameter.detach().clone() for parameter in parameters]
     optimizers = [_another(optimizer, make, group) for group in groups]
     for step in range(_STEPS):
         for index, parameter in enumerate(parameters):
             # of another size for each, always downhill for some: what adapts to the whole must show
-            parameter.grad = 10.0**index * (2 * (index % 2) + torch.cos(step + before[index]))
+            size, shift, slope = (1.0, 0, 20) if of_one else (10.0**index, 2 * (index % 2), 1)
+            parameter.grad = size * (shift + torch.cos(step + slope * before[index]))
         for each in optimizers:
             each.step()
     return [p.detach() - start for p, start in zip(parameters, before, strict=True)]

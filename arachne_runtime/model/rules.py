@@ -57,10 +57,7 @@ class Rules:
         for pattern, style in styles.items():
             known = _style(pattern, style)
             found |= dict.fromkeys(_matches(blocks, labels, pattern, "tensor_parallel"), known)
-        divided: dict[tuple[int, str], tuple[str, ...]] = {}
-        for pattern, names in divides.items():
-            divided |= {place: tuple(names) for place in _matches(blocks, labels, pattern, "divides")}
-        return cls(found, divided)
+        return cls(found, _divided(blocks, labels, divides))
 
     def cuts(self, block: Block) -> dict[str, Cut]:
         """Of the parameters of a block that are not simply whole on every rank, by name in the block.
@@ -124,6 +121,25 @@ def modules_of(block: Block) -> Iterator[tuple[str, nn.Module]]:
     """(name in the block, module), each module once."""
     for prefix, part in block.parts:
         yield from part.named_modules(prefix=prefix)
+
+
+def _divided(
+    blocks: Sequence[Block], labels: Mapping[int, str], divides: Divides
+) -> dict[tuple[int, str], tuple[str, ...]]:
+    """Attributes by module, of those modules that have them; ModelError where none has."""
+    modules = {(block.index, path): module for block in blocks for path, module in modules_of(block)}
+    found: dict[tuple[int, str], tuple[str, ...]] = {}
+    for pattern, names in divides.items():
+        matched = _matches(blocks, labels, pattern, "divides")
+        for name in names:
+            having = [place for place in matched if hasattr(modules[place], name)]
+            if not having:
+                raise ModelError(
+                    f"pipelined(divides={{{pattern!r}: ...}}) names the attribute {name!r}, which no module "
+                    "that the pattern matches has"
+                )
+            found |= {place: (*found.get(place, ()), name) for place in having}
+    return found
 
 
 def _style(pattern: str, style: str | Style) -> Style:
