@@ -9,10 +9,11 @@ import torch.distributed as dist
 from torch import Tensor
 
 from arachne_runtime.errors import ModelError
-from arachne_runtime.model.exchange import Peers, even_parts
+from arachne_runtime.model.exchange import Peers
 from arachne_runtime.model.experts import Activation, ExpertMesh, MoE, balancing_loss, experts_alone
 from arachne_runtime.model.extra_loss import add_loss, extra_losses
 from arachne_runtime.plan.plan import Replica, Stage
+from arachne_runtime.plan.shards import even_part
 from arachne_runtime.plan.tiling import tiles
 from arachne_runtime.testing import run_ranks
 
@@ -88,8 +89,8 @@ def train(moe: MoE, x: Tensor, gradient: Tensor, all_rows: int) -> dict[str, Ten
 
 def cut(moe: MoE, layout: Layout, ep: int, etp: int) -> None:
     """Leave this device's part of the experts."""
-    experts = even_parts(EXPERTS, layout.ep)[ep]
-    inner = even_parts(FFN, layout.etp)[etp]
+    experts = even_part(EXPERTS, ep, layout.ep)
+    inner = even_part(FFN, etp, layout.etp)
     rows = [half * FFN + i for half in range(len(moe.halves)) for i in inner]
     moe.up = torch.nn.Parameter(moe.up.detach()[experts.start : experts.stop, rows].clone())
     moe.down = torch.nn.Parameter(
@@ -153,8 +154,8 @@ def check_experts(layout: Layout, by_device, wanted) -> None:
     num_halves = len(layout.moe().halves)
     up, down = torch.zeros_like(wanted["up"]), torch.zeros_like(wanted["down"])
     for found, tile in zip(by_device, tiles(layout.stage), strict=True):
-        experts = even_parts(EXPERTS, layout.ep)[tile.expert]
-        inner = even_parts(FFN, layout.etp)[tile.tensor]
+        experts = even_part(EXPERTS, tile.expert, layout.ep)
+        inner = even_part(FFN, tile.tensor, layout.etp)
         rows = [half * FFN + i for half in range(num_halves) for i in inner]
         for i, expert in enumerate(experts):
             up[expert, rows] += found["up"][i]

@@ -19,12 +19,13 @@ from ..errors import UsageError
 from ..measure.recorder import Recorder, Records, Silence
 from ..mesh import Mesh
 from ..model import ModelParts, StageModule
+from ..model.experts import ExpertMesh, place_experts
 from ..plan.cluster import index_of
 from ..plan.order import Communication, Inside, Reduction, Summed, Transfer, communications, share_of
 from ..plan.placement import Place, holding, places_of
 from ..plan.plan import Plan
 from ..plan.records import RecordKind
-from ..plan.rows import micro_batch_rows, replica_rows
+from ..plan.rows import guest_row, has_guests, micro_batch_rows, replica_rows
 from ..plan.schedule import Action, Work, first_backward, row_actions
 from ..plan.schedule import num_rows as rows_of
 from ..plan.shards import Intervals, held
@@ -54,7 +55,9 @@ class Program:
     """What this rank does in a step on a batch of some number of rows."""
 
     rows: tuple[range, ...]
-    """Its own rows of each micro-batch; none where the batch is too short for it."""
+    """Rows of each micro-batch that it plays: its own; none where the batch is too short for it."""
+    guests: frozenset[int]
+    """Micro-batches of which it plays one row that is another's, since others need its experts."""
     actions: tuple[Action, ...]
     """Those with rows."""
     sequence: tuple[Communication, ...]
@@ -65,6 +68,7 @@ def forward_only(program: Program) -> Program:
     """The forwards of a program and their messages."""
     return Program(
         program.rows,
+        program.guests,
         tuple(a for a in program.actions if a.work is Work.FORWARD),
         tuple(c for c in program.sequence if _is_forward(c)),
     )
@@ -113,6 +117,8 @@ class Engine:
         shared = sharing_of(self._mesh, plan, recipe)
         self.stages = parts.stages(spans, device=device, seed=recipe.seed, dtype=recipe.dtype, sharing=shared)
         """One for each place."""
+        for place, stage in zip(self.places, self.stages, strict=True):
+            place_experts(stage, self._mesh.experts[place.stage])
         self._accumulation = self._prepare_dtypes()
         self._gradients = Gradients.of(self.stages, self._mesh)
         self.optimizer = self._make_optimizer()
@@ -212,6 +218,8 @@ class Engine:
         interpreter ends aborts it: "terminate called without an active exception" (torch 2.13, gloo).
         """
         self._is_open = False
+        for stage in self.stages:
+            place_experts(stage, ExpertMesh())
         self._gradients.close()
         self._mesh.close()
 
@@ -302,6 +310,7 @@ class Engine:
                 self._gradients,
                 batch,
                 program.rows,
+                program.guests,
                 records=records,
                 watched=is_watched(self.num_steps) and not evaluates,
                 scale=self._loss_scale,
@@ -386,7 +395,7 @@ class Engine:
             return RowWeight(num_rows)
         count = 0
         if player.has_loss and max(self._plays) in self._speaking:
-            used = (m for m, rows in enumerate(program.rows) if rows)
+            used = (m for m, rows in enumerate(program.rows) if rows and m not in program.guests)
             count = sum(whole_number(self.recipe.num_items(player.samples(m))) for m in used)
         return ItemWeight.start(count, self._mesh, may_be_none=may_be_none)
 
@@ -394,7 +403,11 @@ class Engine:
         place = self.places[0]  # all stages of a rank split a micro-batch alike
         pipeline, stage, _ = holding(self.plan, place)
         micro_batches = micro_batch_rows(self.plan, num_rows)[place.pipeline]
-        rows = tuple(replica_rows(stage, span)[place.replica] for span in micro_batches)
+        rows = [replica_rows(stage, span)[place.replica] for span in micro_batches]
+        shared = has_guests(self.plan, pipeline, stage)
+        guests = frozenset(m for m, span in enumerate(micro_batches) if shared and span and not rows[m])
+        for m in guests:
+            rows[m] = guest_row(micro_batches[m])
         actions = row_actions(
             self.plan.schedule,
             place.stage,
@@ -403,7 +416,8 @@ class Engine:
             pipeline.micro_batches,
         )
         *order, _ = communications(self.plan, num_rows, self._summed)
-        return Program(rows, tuple(a for a in actions if rows[a.micro_batch]), share_of(place.rank, order))
+        played = tuple(a for a in actions if rows[a.micro_batch])
+        return Program(tuple(rows), guests, played, share_of(place.rank, order))
 
     def _refuse_closed(self) -> None:
         if not self._is_open:

@@ -14,6 +14,7 @@ from torch import Tensor
 from ..data.chance import random_states, random_states_kept
 from ..errors import UnsupportedPlanError
 from ..model import StageModule
+from ..model.experts import experts_alone
 from .tolerance import tolerance_of
 
 Boundary = tuple[Tensor, ...]
@@ -47,7 +48,7 @@ class TwoRows:
 def _run(stage: StageModule, block: int, context: Mapping[str, Tensor], inputs: Boundary) -> Boundary | None:
     """One block on copies; None where it fails, or draws random numbers, of which the watch tells."""
     try:
-        with torch.no_grad(), random_states_kept():
+        with torch.no_grad(), random_states_kept(), experts_alone():
             before = random_states()
             outputs = stage(tuple(tensor.clone() for tensor in inputs), context, range(block, block + 1))
             return outputs if random_states() == before else None

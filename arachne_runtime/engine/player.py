@@ -1,6 +1,6 @@
 """Plays the actions of one stage by autograd, each with its rows, context and weight."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -87,6 +87,7 @@ class Player:
         gradients: Gradients,
         batch: StepBatch,
         rows: tuple[range, ...],
+        guests: Collection[int],
         *,
         records: Records,
         watched: bool,
@@ -94,6 +95,7 @@ class Player:
     ) -> None:
         """Play on this replica's ``rows`` of each micro-batch, ``watched`` for what depends on the split.
 
+        In micro-batches that are ``guests`` it has a row of another replica: no loss, and gradients of zero.
         Gradients come out ``scale`` times as large.
         """
         self._play = play
@@ -101,6 +103,7 @@ class Player:
         self._gradients = gradients
         self._batch = batch
         self._rows = rows
+        self._guests = guests
         self._records = records
         self._watched = watched and play.watch.exact
         self._scale = scale
@@ -135,7 +138,8 @@ class Player:
         if not self._is_end(action):
             courier.give(action, result)
         marks = (start, there, computed, records.mark())
-        samples, sent = len(self._rows[action.micro_batch]), courier.sent_bytes - sent_before
+        samples = 0 if action.micro_batch in self._guests else len(self._rows[action.micro_batch])
+        sent = courier.sent_bytes - sent_before
         records.add(RecordKind.ACTION, str(action), marks, samples=samples, sent_bytes=sent)
 
     @property
@@ -178,8 +182,9 @@ class Player:
                 entry = Entry.behind(outputs) if pieces or stays else Entry(taken, needs_grad)
                 deferral = Deferral() if self._play.defers else None
                 outputs, added = self._run(entry.tensors, context, blocks, deferral)
-                added = self._weighted_by_rows(added, len(self._rows[micro_batch]))
-                if self._play.is_last and blocks.stop == self._play.stage.block_range.stop:
+                added = self._weighted_by_rows(added, micro_batch)
+                ends = self._play.is_last and blocks.stop == self._play.stage.block_range.stop
+                if ends and micro_batch not in self._guests:
                     outputs = (self._weighted_loss(outputs, samples, weight, len(self._rows[micro_batch])),)
                 pieces.append(_Piece(blocks, entry, outputs, added, deferral))
         if two is not None:
@@ -264,10 +269,12 @@ class Player:
             )
         return outputs, tuple(added)
 
-    def _weighted_by_rows(self, added: tuple[Tensor, ...], num_rows: int) -> tuple[Tensor, ...]:
-        """Means over these rows as parts of the mean over the global batch; over no rows there is none."""
-        part = num_rows / self._batch.num_rows
-        weighted = tuple(as_single(value) * part for value in added if num_rows)
+    def _weighted_by_rows(self, added: tuple[Tensor, ...], micro_batch: int) -> tuple[Tensor, ...]:
+        """Means over its rows as parts of the mean over the global batch; nothing of a guest."""
+        if micro_batch in self._guests:
+            return ()
+        part = len(self._rows[micro_batch]) / self._batch.num_rows
+        weighted = tuple(as_single(value) * part for value in added)
         for value in weighted:
             self.loss += value.detach()
         return weighted
@@ -295,6 +302,8 @@ class Player:
     def _backward(self, micro_batch: int, taken: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         pieces = self._held.pop(micro_batch)
         gradients = None if self._play.is_last else taken
+        if micro_batch in self._guests:
+            gradients = tuple(torch.zeros_like(t) for t in pieces[-1].outputs if t.requires_grad)
         while pieces:
             piece = pieces.pop()
             outputs = [tensor for tensor in piece.outputs if tensor.requires_grad]

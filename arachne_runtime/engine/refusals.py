@@ -11,6 +11,7 @@ from ..plan.plan import Plan, Stage
 from ..plan.rules import check_plan
 from ..plan.runnable import refuse_unrunnable
 from ..plan.shards import position_of
+from ..plan.tiling import shares_experts
 
 
 def refuse_plan(plan: Plan, num_ranks: int) -> None:
@@ -36,6 +37,7 @@ def refuse_model(plan: Plan, parts: ModelParts, *, stochastic: bool) -> None:
             "plan again for this model"
         )
     refuse_sharing(plan, parts)
+    refuse_missing_experts(plan, parts)
     for block, name, module in parts.modules():
         if not stochastic and module.training and _drops(module):
             raise UnsupportedPlanError(
@@ -69,6 +71,20 @@ def refuse_sharing(plan: Plan, parts: ModelParts) -> None:
             found |= {f"{path}: {told}": None for told in parts.refusals(block, position)}
     if found:
         raise UnsupportedPlanError("the model cannot be shared out as planned:\n  " + "\n  ".join(found))
+
+
+def refuse_missing_experts(plan: Plan, parts: ModelParts) -> None:
+    """Refuse to share out the experts of a stage whose blocks hold none that the engine knows."""
+    for p, pipeline in enumerate(plan.pipelines):
+        for s, stage in enumerate(pipeline.stages):
+            infos = (info for block in stage.blocks for info in parts.parameters_of(block))
+            if shares_experts(stage) and not any(info.form.is_of_experts for info in infos):
+                first, stop = stage.layers
+                raise UnsupportedPlanError(
+                    f"$.pipelines[{p}].stages[{s}] has expert_parallel {stage.expert_parallel} and "
+                    f"expert_tensor {stage.expert_tensor}, but blocks {first} to {stop - 1} hold no experts "
+                    "that can be shared out; make their mixture an arachne.MoE, or set both to 1"
+                )
 
 
 def _drops(module: nn.Module) -> bool:

@@ -1,6 +1,6 @@
 """Where this rank stands in a plan, and the process groups it needs; formed in one order on every rank."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, product
 
@@ -8,10 +8,12 @@ import torch
 import torch.distributed as dist
 
 from ..model.exchange import Peers
+from ..model.experts import ExpertMesh
 from ..plan.order import Reduction, Summed, ranks_of_stages, reductions
 from ..plan.placement import Place, holding, places, places_of
 from ..plan.plan import Plan
 from ..plan.shards import Position, position_of
+from ..plan.tiling import tiles
 from .transport import GlooTransport, NcclTransport, Transport
 
 
@@ -32,6 +34,8 @@ class Mesh:
     """Groups of more than one rank that this rank is in, by members; all ranks are the default group."""
     tensor: dict[int, Peers]
     """By stage, the devices of this rank's replica, for exchanges inside its blocks only."""
+    experts: dict[int, ExpertMesh]
+    """By stage, the devices with which this rank shares experts and tokens."""
     transport: Transport
     num_ranks: int
 
@@ -49,8 +53,9 @@ class Mesh:
         starts = frozenset(r.blocks[0] for r in sums if r.tie is None and len(r.members) > 1)
         positions = _positions(plan, rank)
         tensor = _tensor_peers(plan, rank)
+        experts = _expert_meshes(plan, rank, tensor)
         mine_at = places_of(plan, rank)
-        return cls(mine_at, device, mine, starts, positions, groups, tensor, transport, num_ranks)
+        return cls(mine_at, device, mine, starts, positions, groups, tensor, experts, transport, num_ranks)
 
     def position_at(self, blocks: Iterable[int]) -> Position:
         """Where this rank stands in the stage that holds the first of ``blocks`` that are here."""
@@ -73,9 +78,12 @@ class Mesh:
             if group is not world:
                 dist.destroy_process_group(group)
         self.groups.clear()
-        for inside in {id(peers.group): peers.group for peers in self.tensor.values()}.values():
-            dist.destroy_process_group(inside)
+        inside = [peers for mesh in self.experts.values() for peers in (mesh.experts, mesh.tensor) if peers]
+        inside += self.tensor.values()
+        for made in {id(peers.group): peers.group for peers in inside}.values():
+            dist.destroy_process_group(made)
         self.tensor.clear()
+        self.experts.clear()
         self.transport.close()
 
 
@@ -86,6 +94,34 @@ def _tensor_peers(plan: Plan, rank: int) -> dict[int, Peers]:
     made = {ranks: dist.new_group(list(ranks)) for ranks in members}
     mine = [(s, ranks) for s, ranks in replicas if rank in ranks and len(ranks) > 1]
     return {s: Peers.of(made[tuple(sorted(ranks))], ranks) for s, ranks in mine}
+
+
+def _expert_meshes(plan: Plan, rank: int, tensor: Mapping[int, Peers]) -> dict[int, ExpertMesh]:
+    """Groups of their own too, of the tiles of every stage; those of EP may span nodes."""
+    ranks_of = {stage: tuple(chain(*ranks)) for stage, ranks in ranks_of_stages(plan).items()}
+    tiles_of = {(p, s): tiles(plan.pipelines[p].stages[s]) for p, s in ranks_of}
+    every = [
+        tuple(ranks_of[stage][device] for device in devices)
+        for stage, found in tiles_of.items()
+        for tile in found
+        for devices in (tile.experts, tile.tensors)
+    ]
+    made = {ranks: dist.new_group(list(ranks)) for ranks in _distinct(tuple(sorted(r)) for r in every)}
+
+    def peers(stage: tuple[int, int], devices: Sequence[int]) -> Peers | None:
+        ranks = tuple(ranks_of[stage][device] for device in devices)
+        return Peers.of(made[tuple(sorted(ranks))], ranks) if len(ranks) > 1 else None
+
+    return {
+        stage[1]: ExpertMesh(
+            experts=peers(stage, tile.experts),
+            tensor=peers(stage, tile.tensors),
+            replica=tensor.get(stage[1]),
+        )
+        for stage, found in tiles_of.items()
+        if rank in ranks_of[stage]
+        for tile in [found[ranks_of[stage].index(rank)]]
+    }
 
 
 def _positions(plan: Plan, rank: int) -> dict[int, Position]:

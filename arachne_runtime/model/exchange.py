@@ -2,12 +2,13 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+
+from ..plan.shards import even_part
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,12 +68,6 @@ def all_parts(part: Tensor, num_rows: int, peers: Peers) -> Tensor:
     return result
 
 
-def even_parts(count: int, num_parts: int) -> tuple[range, ...]:
-    """``count`` things in so many runs, as equal as possible, the longer ones first."""
-    sizes = [count // num_parts + (i < count % num_parts) for i in range(num_parts)]
-    return tuple(range(stop - size, stop) for size, stop in zip(sizes, accumulate(sizes), strict=True))
-
-
 class _Exchange(torch.autograd.Function):
     @staticmethod
     def forward(
@@ -109,12 +104,12 @@ class _AllParts(torch.autograd.Function):
 
 
 def _part(rows: Tensor, peers: Peers) -> Tensor:
-    mine = even_parts(len(rows), len(peers))[peers.here]
+    mine = even_part(len(rows), peers.here, len(peers))
     return rows[mine.start : mine.stop].clone()
 
 
 def _all_parts(part: Tensor, num_rows: int, peers: Peers) -> Tensor:
-    counts = [len(rows) for rows in even_parts(num_rows, len(peers))]
+    counts = [len(even_part(num_rows, index, len(peers))) for index in range(len(peers))]
     return _exchange(_repeated(part, len(peers)), [len(part)] * len(peers), counts, peers)
 
 

@@ -1,7 +1,7 @@
 """A mixture of experts: every token goes to the top k of them, wherever they are; no token is dropped."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -13,7 +13,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..errors import ModelError
-from .exchange import Peers, all_parts, even_parts, exchange, gather, own_part, scatter_sum
+from ..plan.shards import Axis, Split, even_part
+from .exchange import Peers, all_parts, exchange, gather, own_part, scatter_sum
 from .extra_loss import add_loss
 
 _ALONE: ContextVar[bool] = ContextVar("arachne_experts_alone", default=False)
@@ -60,6 +61,13 @@ def experts_alone() -> Iterator[None]:
         yield
     finally:
         _ALONE.reset(token)
+
+
+def place_experts(stage: nn.Module, mesh: ExpertMesh) -> None:
+    """Give every module with experts the groups of this device; an empty mesh lets go of them."""
+    for module in stage.modules():
+        if isinstance(module, HoldsExperts):
+            module.place_experts(mesh)
 
 
 class MoE(nn.Module):
@@ -114,6 +122,15 @@ class MoE(nn.Module):
             bound = 1 / math.sqrt(weight.shape[-1])
             nn.init.uniform_(weight, -bound, bound)
 
+    def splits(self) -> Mapping[str, tuple[Split, ...]]:
+        """Whole experts by EP; by ETP the inner rows of each, those of gate and up alike."""
+        experts, ffn = (self.num_experts,), self.halves[:1]
+        whole = Split(Axis.EXPERT, 0, experts, experts)
+        return {
+            "up": (whole, Split(Axis.EXPERT_TENSOR, 1, self.halves, self.halves)),
+            "down": (whole, Split(Axis.EXPERT_TENSOR, 2, ffn, ffn)),
+        }
+
     def place_experts(self, mesh: ExpertMesh) -> None:
         """Use the groups of ``mesh``; the parameters are cut to this device's part."""
         self._mesh = mesh
@@ -157,7 +174,7 @@ class MoE(nn.Module):
         peers = self._mesh.experts
         if peers is None or _ALONE.get():
             return self._to_parts(rows_AD, counts_E[None, : len(self.up)])
-        held = [len(part) for part in even_parts(self.num_experts, len(peers))]
+        held = [len(even_part(self.num_experts, index, len(peers))) for index in range(len(peers))]
         mine = held[peers.here]
         counts_PE = exchange(counts_E, held, [mine] * len(peers), peers).view(len(peers), mine)
         sent = [int(part.sum()) for part in torch.split(counts_E, held)]

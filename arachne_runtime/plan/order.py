@@ -15,12 +15,11 @@ from typing import TypeAlias
 from ..units import Bytes
 from .placement import places
 from .plan import Pipeline, Plan, Stage
-from .rows import micro_batch_rows, overlaps, playing, replica_rows
+from .rows import guest_row, has_guests, micro_batch_rows, overlaps, replica_rows
 from .schedule import Action, Work, first_backward, last_work, row_actions
 from .schedule import num_rows as rows_of
 from .segments import segments
 from .shards import Atom, Holder, ParameterForm, atoms, holders
-from .tiling import shares_experts
 
 REDUCTION_BYTES: Bytes = 8 * 2**20
 """A sum of gradients is closed at this size, so that it runs while the blocks below are still computed."""
@@ -176,8 +175,8 @@ def _hops(
 
     None where the same ranks hold both stages, as where an interleaved pipeline has one set of devices.
     """
-    after = before + 1
-    sides = [replica_rows(plan.pipelines[p].stages[s], rows) for s in (before, after)]
+    after, pipeline = before + 1, plan.pipelines[p]
+    sides = [replica_rows(pipeline.stages[s], rows) for s in (before, after)]
     down = Action(before, Work.FORWARD, m), Action(after, Work.FORWARD, m)
     back = first_backward(plan.schedule)
     up = Action(after, back, m), Action(before, back, m)
@@ -189,6 +188,21 @@ def _hops(
             yield Transfer(p, *down, sender, receiver, overlap.rows)
         for sender, receiver in _pairs(below, above):
             yield Transfer(p, *up, sender, receiver, overlap.rows)
+    if has_guests(plan, pipeline, pipeline.stages[after]):
+        for above, below in _to_guests(ranks[p, before], ranks[p, after], sides, guest_row(rows)):
+            yield from (Transfer(p, *down, *pair, guest_row(rows)) for pair in _pairs(above, below))
+
+
+def _to_guests(
+    before: Sequence[Sequence[int]],
+    after: Sequence[Sequence[int]],
+    sides: Sequence[Sequence[range]],
+    guest: range,
+) -> Iterator[tuple[Sequence[int], Sequence[int]]]:
+    """Ranks that hold the ``guest`` row, and those of a replica that has no row of its own; no way back."""
+    holders = [ranks for ranks, mine in zip(before, sides[0], strict=True) if guest and guest[0] in mine]
+    for below, mine in zip(after, sides[1], strict=True):
+        yield from ((above, below) for above in holders if not mine and above != below)
 
 
 def _pairs(senders: Sequence[int], receivers: Sequence[int]) -> Iterator[tuple[int, int]]:
@@ -206,7 +220,8 @@ def _inside(
     for p, spans in enumerate(micro_batch_rows(plan, num_rows)):
         for s, stage in enumerate(plan.pipelines[p].stages):
             pieces = sorted({stage.blocks.start, *starts.intersection(stage.blocks)}, reverse=True)
-            for members, used in _together(stage, ranks[p, s], spans):
+            together = has_guests(plan, plan.pipelines[p], stage)
+            for members, used in _together(stage, ranks[p, s], spans, together):
                 for m in used:
                     for work in (Work.FORWARD, first_backward(plan.schedule)):
                         action, whole = Action(s, work, m), (stage.blocks.start,)
@@ -217,16 +232,16 @@ def _inside(
 
 
 def _together(
-    stage: Stage, ranks: Sequence[Sequence[int]], spans: Sequence[range]
+    stage: Stage, ranks: Sequence[Sequence[int]], spans: Sequence[range], together: bool
 ) -> Iterator[tuple[tuple[int, ...], list[int]]]:
     """Ranks of a stage that compute together, and the micro-batches that they play."""
-    played = [playing(stage, rows) for rows in spans]
-    if shares_experts(stage):
-        yield tuple(sorted(chain(*ranks))), [m for m, mine in enumerate(played) if any(mine)]
+    if together:
+        yield tuple(sorted(chain(*ranks))), [m for m, rows in enumerate(spans) if rows]
         return
+    parts = [replica_rows(stage, rows) for rows in spans]
     for replica, members in enumerate(ranks):
         if len(members) > 1:
-            yield tuple(sorted(members)), [m for m, mine in enumerate(played) if mine[replica]]
+            yield tuple(sorted(members)), [m for m, mine in enumerate(parts) if mine[replica]]
 
 
 def _part_below(stage: Stage, block: int) -> Fraction:

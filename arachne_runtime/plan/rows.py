@@ -8,8 +8,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
-from .plan import Plan, Stage
+from .plan import Pipeline, Plan, ScheduleKind, Stage
 from .shares import largest_remainder
+from .tiling import shares_experts
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,9 +43,19 @@ def replica_rows(stage: Stage, rows: range) -> tuple[range, ...]:
     return consecutive(largest_remainder(len(rows), stage.shares), rows.start)
 
 
-def playing(stage: Stage, rows: range) -> tuple[bool, ...]:
-    """Which replicas play a micro-batch that holds ``rows``: those that take some of them."""
-    return tuple(bool(mine) for mine in replica_rows(stage, rows))
+def has_guests(plan: Plan, pipeline: Pipeline, stage: Stage) -> bool:
+    """Whether replicas of ``stage`` need one another for every micro-batch, since they share experts."""
+    # interleaved, a device hands a micro-batch from stage to stage in its own memory
+    stages = pipeline.stages if plan.schedule is ScheduleKind.INTERLEAVED else (stage,)
+    return any(shares_experts(s) for s in stages)
+
+
+def guest_row(rows: range) -> range:
+    """What a replica without rows of its own plays of a micro-batch: the first row, whose loss has no weight.
+
+    It keeps step with the replicas that share experts with it, and all that it computes is of a real sample.
+    """
+    return rows[:1]
 
 
 def overlaps(before: Sequence[range], after: Sequence[range]) -> tuple[Overlap, ...]:

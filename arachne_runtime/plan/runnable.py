@@ -30,6 +30,3 @@ def _obstacles(plan: Plan) -> Iterator[str]:
 def _of_stage(stage: Stage) -> Iterator[str]:
     if stage.zero > 0:
         yield f".zero is {stage.zero}; this version keeps whole optimizer states: set it to 0"
-    for name, value in (("expert_parallel", stage.expert_parallel), ("expert_tensor", stage.expert_tensor)):
-        if value > 1:
-            yield f".{name} is {value}; this version keeps all experts of a block on a replica: set it to 1"
