@@ -76,8 +76,14 @@ TWO_REPLICAS = (Replica(devices=("a:0",), share=2), Replica(devices=("a:1",), sh
             {"replicas": (Replica(devices=("a:0", "a:1"), share=4),)},
             "is tensor-parallel over 2 devices, but the model does not say how its modules are shared out",
         ),
-        ({"replicas": TWO_REPLICAS, "expert_parallel": 2}, "expert_parallel 2 and expert_tensor 1, but blocks 0 to 1 hold no"),
-        ({"replicas": TWO_REPLICAS, "expert_tensor": 2}, "expert_parallel 1 and expert_tensor 2, but blocks 0 to 1 hold no"),
+        (
+            {"replicas": TWO_REPLICAS, "expert_parallel": 2},
+            "expert_parallel 2 and expert_tensor 1, but blocks 0 to 1 hold no",
+        ),
+        (
+            {"replicas": TWO_REPLICAS, "expert_tensor": 2},
+            "expert_parallel 1 and expert_tensor 2, but blocks 0 to 1 hold no",
+        ),
     ],
 )
 def test_what_two_devices_would_share_is_refused(monkeypatch, changes, told):
@@ -221,8 +227,8 @@ def test_sparse_gradients_are_refused():
 
 
 def test_the_first_fault_does_not_hide_the_others():
+    plan = with_stage(zero=2, replicas=TWO_REPLICAS)
     with pytest.raises(UnsupportedPlanError) as caught:
-        plan = with_stage(zero=2, replicas=TWO_REPLICAS)
         refuse_unrunnable(msgspec.structs.replace(plan, pipelines=plan.pipelines * 2))
     assert len(str(caught.value).splitlines()) == 3
 
