@@ -5,7 +5,7 @@ context, a frozen parameter, one that no sample uses, and one that only some sam
 """
 
 from collections.abc import Iterable
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 
 import torch
@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from arachne_runtime.engine import Engine, Recipe
+from arachne_runtime.engine.precision import Precision
 from arachne_runtime.model import ModelParts, pipelined
 from arachne_runtime.plan import order
 from arachne_runtime.plan.plan import Plan
@@ -21,6 +22,8 @@ from arachne_runtime.plan.shards import Intervals
 VOCABULARY, SEQUENCE, WIDTH, HEADS = 13, 4, 8, 2
 IGNORED = -100
 STEPS = 3
+SCALE = 2.0**10
+"""Of losses in float16: at the usual first scale some of these cases would skip a step, whole or cut."""
 
 
 class Embed(nn.Module):
@@ -108,6 +111,11 @@ class Case:
     blocking: bool = False
     in_pieces: bool = False
     """Sum the gradients of every block alone, between pieces of the last backward."""
+    precision: Precision | None = None
+    evaluates: bool = False
+    """Evaluate on all batches after the training; the loss is one more of the outcome."""
+    frozen: tuple[int, ...] = ()
+    """Blocks that do not train."""
 
     @property
     def rows_by_step(self) -> tuple[int, ...]:
@@ -115,7 +123,11 @@ class Case:
         return self.rows or (full, max(1, full - full // 3), full)
 
     def model(self) -> TinyGPT:
-        return TinyGPT(self.plan.num_blocks - 2, self.tied)
+        model = TinyGPT(self.plan.num_blocks - 2, self.tied)
+        blocks = (model.embed, *model.layers, model.head)
+        for index in self.frozen:
+            blocks[index].requires_grad_(False)
+        return model
 
     def global_names(self, model: nn.Module) -> dict[str, str]:
         """Names in the model → names in the blocks."""
@@ -187,9 +199,12 @@ def _train_by_plan(case: Case) -> Outcome:
         lr_schedule=case.lr_schedule if case.scheduled else None,
         num_items=case.num_items if case.by_items else None,
         dtype=case.dtype,
+        precision=case.precision,
         seed=5,
     )
     engine = Engine(case.plan, ModelParts.of(case.model), recipe, blocking=case.blocking)
+    if engine.scale is not None:
+        engine.scale.value = SCALE
     found = Outcome()
     for step in range(STEPS):
         report = engine.step(case.batch(step))
@@ -199,6 +214,8 @@ def _train_by_plan(case: Case) -> Outcome:
             found.gradients = _gradients(engine.named_parameters())
     found.parameters = {name: p.detach().clone() for name, p in engine.named_parameters()}
     found.held = engine.held_parts()
+    if case.evaluates:
+        found.losses.append(engine.evaluate(case.batch(step) for step in range(STEPS)).loss)
     engine.close()
     return found
 
@@ -217,12 +234,17 @@ def train_plainly(case: Case) -> Outcome:
             parameter.copy_(values[names[name]])
     optimizer = case.optimizer(model.parameters())
     schedule = case.lr_schedule(optimizer) if case.scheduled else None
-    found = Outcome()
+    found, scale = Outcome(), SCALE if case.precision is Precision.FP16 else 1.0
     for step in range(STEPS):
         batch = case.batch(step)
         optimizer.zero_grad()
-        loss = case.loss(model(batch), batch) / (case.num_items(batch) if case.by_items else 1)
-        loss.backward()
+        with computing_in(case.precision):
+            loss = case.loss(model(batch), batch) / (case.num_items(batch) if case.by_items else 1)
+        if loss.requires_grad:
+            (loss * scale).backward()
+        for parameter in model.parameters():
+            if parameter.grad is not None:
+                parameter.grad /= scale
         norm = torch.nn.utils.clip_grad_norm_(model.parameters(), case.clip_norm or float("inf"))
         found.losses.append(loss.item())
         found.norms.append(norm.item())
@@ -232,7 +254,27 @@ def train_plainly(case: Case) -> Outcome:
         if schedule:
             schedule.step()
     found.parameters = {names[name]: p.detach().clone() for name, p in model.named_parameters()}
+    if case.evaluates:
+        found.losses.append(_evaluate_plainly(case, model))
     return found
+
+
+def _evaluate_plainly(case: Case, model: nn.Module) -> float:
+    """The mean over all rows (or items) of all batches."""
+    total = count = 0.0
+    for step in range(STEPS):
+        batch = case.batch(step)
+        items = case.num_items(batch) if case.by_items else case.rows_by_step[step]
+        with torch.no_grad(), computing_in(case.precision):
+            loss = case.loss(model.eval()(batch), batch).item()
+        total += loss if case.by_items else loss * items
+        count += items
+    return total / count
+
+
+def computing_in(precision: Precision | None):
+    """Torch's autocast, or nothing."""
+    return torch.autocast("cpu", dtype=precision.dtype) if precision else nullcontext()
 
 
 def global_names(model: TinyGPT) -> dict[str, str]:

@@ -11,11 +11,12 @@ from collections.abc import Iterator
 from .exactness_frame import Compared, Refused, available, compare, largest
 from .exactness_halves import HALVES
 from .exactness_plans import INTERLEAVED, PLAIN, ZERO_BUBBLE
+from .exactness_precision import EVALUATED, FROZEN, PRECISION
 from .exactness_tensor import TENSOR
 from .report import Options, Result, at_least, at_most, run_bench
 
-KINDS = (PLAIN, INTERLEAVED, ZERO_BUBBLE, HALVES, TENSOR)
-WANTED = 184
+KINDS = (PLAIN, INTERLEAVED, ZERO_BUBBLE, HALVES, TENSOR, FROZEN, EVALUATED, *PRECISION)
+WANTED = 252
 """Combinations that the rules accept; 12 with ``--quick``."""
 
 
