@@ -1,6 +1,6 @@
 """Measures each kind of block: seconds by number of samples, the optimizer's step, bytes, FLOPs."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TypeAlias
@@ -20,6 +20,7 @@ from .kept import kept_bytes, view_bytes
 from .probe import Passes, Probe, find_probes, kinds_by_cost
 from .timing import DEFAULT_EFFORT, Effort, Phases, seconds_in_turn
 from .together import Together
+from .working import temporary_bytes, working_bytes
 
 DEFAULT_SAMPLES = (1, 2, 4, 8, 16, 32)
 """Log-spaced, since a profile is read linearly between two neighbours."""
@@ -91,6 +92,7 @@ class _Steps:
         """Forward and backward of a block of each kind for each number of samples."""
         asked = [(probe, count) for probe in self._probes for count in samples]
         kept = [_kept(probe.passes(count)) for probe, count in asked]
+        working = [working_bytes(probe.passes(count)) for probe, count in asked]
         later = len(self._probes) * (self._effort.rounds + 1)
         found = self._in_turn(
             [partial(_both_ways, probe, count) for probe, count in asked],
@@ -104,8 +106,11 @@ class _Steps:
                 forward_s=forward_s,
                 backward_s=backward_s,
                 activation_bytes=kept_bytes,
+                working=needed,
             )
-            for (probe, count), kept_bytes, (forward_s, backward_s) in zip(asked, kept, found, strict=True)
+            for (probe, count), kept_bytes, needed, (forward_s, backward_s) in zip(
+                asked, kept, working, found, strict=True
+            )
         )
 
     def updates(self, say: OnProgress) -> tuple[UpdateTiming, ...]:
@@ -116,8 +121,14 @@ class _Steps:
         )
         self.optimizer_bytes = max((update.state_bytes for update in updates), default=0)
         seconds = {update.kind: sum(phases) for update, phases in zip(updates, found, strict=True)}
+        temporary = {update.kind: update.temporary_bytes(self._device) for update in updates}
         return tuple(
-            UpdateTiming(kind=probe.kind, device=self._type, update_s=seconds.get(probe.kind, 0.0))
+            UpdateTiming(
+                kind=probe.kind,
+                device=self._type,
+                update_s=seconds.get(probe.kind, 0.0),
+                temporary_bytes=temporary.get(probe.kind, 0),
+            )
             for probe in self._probes
         )
 
@@ -151,6 +162,18 @@ class _Update:
         """The norm of the gradients, and the optimizer's step."""
         gradients = [p.grad for p in self.parameters if p.grad is not None]
         return (lambda: float(get_total_norm(gradients)), self.optimizer.step)
+
+    def temporary_bytes(self, device: torch.device) -> Bytes:
+        """What norm and step allocate, once the optimizer has its states."""
+        phases = self.phases()
+        return temporary_bytes(device, lambda: [phase() for phase in phases], self._held())
+
+    def _held(self) -> Iterator[torch.Tensor]:
+        for parameter in self.parameters:
+            yield parameter
+            if parameter.grad is not None:
+                yield parameter.grad
+            yield from (v for v in self.optimizer.state[parameter].values() if isinstance(v, torch.Tensor))
 
     @property
     def state_bytes(self) -> Bytes:

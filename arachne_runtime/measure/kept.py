@@ -27,6 +27,25 @@ def kept_bytes(
     device = inputs[0].device
     if device.type == "cuda":
         return _allocated(inputs, forward, outputs_stay)
+    outputs: list[Tensor] = []
+
+    def run() -> tuple[Tensor, ...]:
+        outputs.extend(forward())
+        return tuple(outputs)
+
+    saved = saved_by(run)
+    for tensor in (*module.parameters(), *module.buffers(), *context.values()):
+        saved.pop(_storage(tensor), None)
+    if not outputs_stay:
+        for tensor in outputs:
+            saved.pop(_storage(tensor), None)
+    for tensor in inputs:
+        saved.pop(_storage(tensor), None)
+    return sum(tensor.untyped_storage().nbytes() for tensor in saved.values()) + view_bytes(inputs)
+
+
+def saved_by(forward: Forward) -> dict[int, Tensor]:
+    """What autograd saves during ``forward``, by the address of its storage; the graph runs no backward."""
     saved: dict[int, Tensor] = {}  # held, so that no freed storage lends its address to another
 
     def save(tensor: Tensor) -> None:
@@ -36,15 +55,8 @@ def kept_bytes(
         raise AssertionError("a graph that was only counted cannot run backward")
 
     with torch.autograd.graph.saved_tensors_hooks(save, restore):
-        outputs = forward()
-    for tensor in (*module.parameters(), *module.buffers(), *context.values()):
-        saved.pop(_storage(tensor), None)
-    if not outputs_stay:
-        for tensor in outputs:
-            saved.pop(_storage(tensor), None)
-    for tensor in inputs:
-        saved.pop(_storage(tensor), None)
-    return sum(tensor.untyped_storage().nbytes() for tensor in saved.values()) + view_bytes(inputs)
+        forward()
+    return saved
 
 
 def view_bytes(tensors: Iterable[Tensor]) -> Bytes:

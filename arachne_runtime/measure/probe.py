@@ -74,8 +74,8 @@ class Passes:
         self._outputs = ()
 
     def forget(self) -> None:
-        """Drop the graph of a forward that gets no backward."""
-        self._outputs = ()
+        """Drop the graph of a forward that gets no backward, and the gradients that backwards were given."""
+        self._outputs, self._gradients = (), []
 
 
 def find_probes(

@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
+from math import ceil
 from typing import Literal
 
 from ..errors import NotMeasuredError
@@ -42,6 +43,21 @@ class LinkScope(StrEnum):
     """In two nodes."""
 
 
+class WorkingBytes(Document, frozen=True, kw_only=True):
+    """What one block needs beside what it keeps from forward to backward, by all samples together."""
+
+    backward: Bytes
+    """Most that its backward holds at once: gradients of its output and of what it kept, temporaries."""
+    first_backward: Bytes
+    """The same where its parameters have no gradients yet: those that autograd makes are counted too."""
+    forward: Bytes
+    """Most that its forward holds at once where nothing is kept, its output included."""
+    loss: Bytes = 0
+    """Of what the last block keeps: that of the loss, which recomputation does not free."""
+    recomputed: Bytes = 0
+    """Of the last block: most that recomputation and backward hold at once beside its input and ``loss``."""
+
+
 class BlockTiming(Document, frozen=True, kw_only=True):
     """One block of a kind, on one device type, for one number of samples."""
 
@@ -55,6 +71,8 @@ class BlockTiming(Document, frozen=True, kw_only=True):
     backward_s: Seconds
     activation_bytes: Bytes | None = None
     """Measured bytes kept from forward to backward by all ``samples`` together; None: the model's figure."""
+    working: WorkingBytes | None = None
+    """Measured too; None: estimated from ``activation_bytes``."""
     source: Source = Source.MEASURED
 
 
@@ -65,6 +83,8 @@ class UpdateTiming(Document, frozen=True, kw_only=True):
     device: str
     tp: int = 1
     update_s: Seconds
+    temporary_bytes: Bytes | None = None
+    """Most that the step allocates at once; None: as many bytes as the weights."""
     source: Source = Source.MEASURED
 
 
@@ -105,6 +125,7 @@ class Cost:
     forward_s: Seconds
     backward_s: Seconds
     activation_bytes: Bytes | None
+    working: WorkingBytes | None
     source: Source
 
 
@@ -153,7 +174,7 @@ class Profile(Document, frozen=True, kw_only=True, dict=True):
         at = bisect_left(rows, samples, key=lambda r: r.samples)
         if at < len(rows) and rows[at].samples == samples:
             row = rows[at]
-            return Cost(row.forward_s, row.backward_s, row.activation_bytes, row.source)
+            return Cost(row.forward_s, row.backward_s, row.activation_bytes, row.working, row.source)
         if at == 0 or at == len(rows):
             have = ", ".join(str(r.samples) for r in rows) or "nothing"
             asked = f"{samples} sample{'s' if samples > 1 else ''}"
@@ -168,6 +189,11 @@ class Profile(Document, frozen=True, kw_only=True, dict=True):
         """Seconds of the optimizer step of one block, or None where it was not measured."""
         row = self._updates.get((kind, device, tp))
         return row.update_s if row else None
+
+    def temporary_bytes(self, kind: str, device: str, tp: int) -> Bytes | None:
+        """Bytes that the optimizer step of one block allocates, or None where that was not measured."""
+        row = self._updates.get((kind, device, tp))
+        return row.temporary_bytes if row else None
 
     def step(self, device: str) -> Seconds:
         """What a step costs a device of that type beside its blocks; 0 where nobody has measured it."""
@@ -226,5 +252,12 @@ def _between(low: BlockTiming, high: BlockTiming, samples: int) -> Cost:
     kept: Bytes | None = None
     if low.activation_bytes is not None and high.activation_bytes is not None:
         kept = round(mix(low.activation_bytes, high.activation_bytes))
+    working: WorkingBytes | None = None
+    if low.working is not None and high.working is not None:
+        both = low.working, high.working
+        working = WorkingBytes(
+            **{name: ceil(mix(*(getattr(w, name) for w in both))) for name in WorkingBytes.__struct_fields__}
+        )
     source = _worst((low.source, high.source, Source.INTERPOLATED))
-    return Cost(mix(low.forward_s, high.forward_s), mix(low.backward_s, high.backward_s), kept, source)
+    forward_s, backward_s = mix(low.forward_s, high.forward_s), mix(low.backward_s, high.backward_s)
+    return Cost(forward_s, backward_s, kept, working, source)

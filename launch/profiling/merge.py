@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from arachne_runtime.errors import UsageError
 from arachne_runtime.plan.files import read_profile
 from arachne_runtime.plan.model import BlockSpec, ModelSpec
-from arachne_runtime.plan.profile import BlockTiming, Profile, UpdateTiming
+from arachne_runtime.plan.profile import BlockTiming, Profile, UpdateTiming, WorkingBytes
 
 from .job import RankResult
 
@@ -65,6 +65,15 @@ def _mean_timing(rows: Sequence[BlockTiming]) -> BlockTiming:
         forward_s=fmean(t.forward_s for t in rows),
         backward_s=fmean(t.backward_s for t in rows),
         activation_bytes=max((t.activation_bytes or 0 for t in rows), default=0),
+        working=_most_working([t.working for t in rows if t.working is not None]),
+    )
+
+
+def _most_working(rows: Sequence[WorkingBytes]) -> WorkingBytes | None:
+    if not rows:
+        return None
+    return WorkingBytes(
+        **{name: max(getattr(row, name) for row in rows) for name in WorkingBytes.__struct_fields__}
     )
 
 

@@ -4,7 +4,7 @@ Predicts high rather than low: an out-of-memory is worse than a plan a few perce
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -14,12 +14,17 @@ from arachne_runtime.plan.limits import PENDING_SENDS
 from arachne_runtime.plan.schedule import in_flight
 from arachne_runtime.units import Bytes
 
-from .tables import Amount, Bound, Tables, larger
+from .amounts import Amount, Bound, larger
+from .tables import Tables
 
 GATHERED = 2
 """Blocks whose weights ZeRO-3 holds whole: the one in use and the one being gathered."""
 
 __all__ = ["StageMemory", "in_flight", "stage_memory", "together"]
+
+SMALL_BYTES: Bytes = 2**14
+"""Scalars of a step: losses, norms, the commit word, how many ranks have a gradient, steps of an optimizer.
+A stage of the example's GPT held 0.4 to 1.6 kB beyond what is counted (python -m bench.memory, 2026-11-30)."""
 
 BACKWARD_OF_KEPT = 2.0
 """Bytes that a block's backward allocates at its peak, over those that it kept from its forward.
@@ -40,11 +45,15 @@ class StageMemory:
     buffers: Amount
     """Received inputs and gradients, and what is being sent."""
     backward: Amount
-    """What the backward of the largest block allocates: gradients of what it kept, and temporaries."""
+    """What a backward allocates at its peak: gradients of what was kept, and temporaries."""
     adoption: Amount
-    """Gradients as autograd allocates them in the first backward, beyond the activations that it frees."""
+    """What the first has beyond that: gradients as autograd allocates them, less what it frees meanwhile."""
     optimizer_temporaries: Amount
-    """Adam's, after the last backward."""
+    """After the last backward."""
+    fresh: Amount = 0.0
+    """Of the gradients: what is not there before the first backward, as no buffer for sums holds it."""
+    later: Amount | None = None
+    """Activations and buffers in the backwards behind the first; None: as many as in the first."""
 
     @property
     def total(self) -> Bytes:
@@ -60,9 +69,10 @@ class StageMemory:
     @property
     def _peak(self) -> Amount:
         held = self.weights + self.gradients + self.optimizer
-        return held + larger(
-            self.activations + self.buffers + self.backward + self.adoption, self.optimizer_temporaries
-        )
+        first = self.activations + self.buffers + self.backward + self.adoption - self.fresh
+        peak = larger(first, self.optimizer_temporaries)
+        later = self.activations + self.buffers if self.later is None else self.later
+        return held + larger(peak, later + self.backward)
 
 
 def together(stages: Sequence[StageMemory]) -> Bytes:
@@ -70,7 +80,7 @@ def together(stages: Sequence[StageMemory]) -> Bytes:
     if len(stages) == 1:
         return stages[0].total
     held = sum(m.weights + m.gradients + m.optimizer + m.activations for m in stages)
-    working = sum(m.buffers for m in stages) + max(m.backward + m.adoption for m in stages)
+    working = sum(m.buffers for m in stages) + max(m.backward + larger(0.0, m.adoption) for m in stages)
     kept = sum(m.activations for m in stages)
     return int(held + larger(working, sum(m.optimizer_temporaries for m in stages) - kept)) + 1
 
@@ -90,11 +100,15 @@ def stage_memory(
     deferred: Bound = 0,
     expert_parallel: Bound = 1,
     expert_tensor: Bound = 1,
+    micro_batches: int | None = None,
+    summed: bool = True,
 ) -> StageMemory:
     """Memory of a device of a replica that takes ``samples`` and has ``held`` micro-batches in flight.
 
     ``width``: the stage's replicas, among which ZeRO divides. ``deferred``: how many more micro-batches were
     computed again (``schedule.deferred``). All but ``device``, ``tp`` and ``samples`` may be arrays.
+    ``micro_batches`` of a step, and whether gradients are ``summed`` with other replicas, make it less where
+    they are known and the profile has measured bytes of backwards; ``held`` is one number then.
     """
     sizes = tables.model.bytes_per_parameter
     held_of = _Parameters.of(tables, start, stop, tp, width, expert_parallel * expert_tensor)
@@ -102,19 +116,58 @@ def stage_memory(
     leaving = tables.at(tables.output_bytes, stop - 1) * samples
     whole = tables.activations(start, stop, device, tp, samples)
     gradients = held_of.sharded(zero, 2) * sizes.gradient
-    kept = _where(recompute, held * entering + (1 + deferred) * whole, held * whole)
     routed = tables.largest(tables.routed_by_kind, start, stop) * samples / tp
-    return StageMemory(
+    costs = tables.costs(device, tp, samples)
+    measured, recomputed = costs.backward, costs.again
+    loss = 0.0 if measured is None else tables.between(measured.loss_bytes, start, stop)
+
+    def activations(held: Bound) -> Amount:
+        again = held * (entering + loss) + (1 + deferred) * (whole - loss)
+        return _where(recompute, again, held * whole) + held * leaving
+
+    temporaries = tables.temporary_bytes(start, stop, device, tp)
+    memory = StageMemory(
         weights=(held_of.sharded(zero, 3) + _where(zero >= 3, GATHERED * held_of.largest, 0)) * sizes.weight,
         gradients=gradients,
         optimizer=held_of.sharded(zero, 1) * sizes.optimizer,
-        activations=kept + held * leaving,
+        activations=activations(held),
         buffers=_buffers(entering * _where(start > 0, 1, 0), leaving)
         + _where(expert_parallel * expert_tensor > 1, 2 * routed, 0),
         backward=BACKWARD_OF_KEPT * tables.largest_activations(start, stop, device, tp, samples),
         adoption=larger(0.0, gradients - whole),
-        optimizer_temporaries=held_of.sharded(zero, 1) * sizes.weight,
+        optimizer_temporaries=held_of.sharded(zero, 1) * sizes.weight if temporaries is None else temporaries,
     )
+    if measured is None or recomputed is None:
+        return memory
+    received = entering * _where(start > 0, 1, 0)
+    freed = recomputed.forward(start, stop) - (1 + deferred) * (whole - loss)
+    backward = _where(recompute, larger(recomputed.later(start, stop), freed), measured.later(start, stop))
+    first = _where(recompute, recomputed.first(start, stop), measured.first(start, stop))
+    memory = replace(
+        memory,
+        buffers=_asked_for(start, held, received, leaving) + PENDING_SENDS * received + SMALL_BYTES,
+        backward=backward,
+        adoption=first - backward,
+    )
+    if micro_batches is None:
+        return memory
+    assert isinstance(held, int)
+    steady = micro_batches > held
+    still = held if steady else held - 1
+    sent = min(PENDING_SENDS, micro_batches - held if steady else 1) * received
+    return replace(
+        memory,
+        buffers=SMALL_BYTES + (received if steady and start > 0 else _asked_for(start, held, 0.0, leaving)),
+        fresh=0.0 if summed else gradients,
+        later=activations(still) + _asked_for(start, still, received, leaving) + sent + SMALL_BYTES
+        if still
+        else 0.0,
+    )
+
+
+def _asked_for(start: Bound, held: Bound, entering: Amount, leaving: Amount) -> Amount:
+    """Receives that are posted ahead: the next one; at the first stage, which sends no gradients, all."""
+    return _where(start > 0, larger(entering, leaving), larger(0.0, (held - 1) * leaving))
 
 
 @dataclass(frozen=True, slots=True)

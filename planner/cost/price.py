@@ -185,4 +185,6 @@ def _memory(plan: Plan, pipeline: Pipeline, s: int, seat: Seat, rows: int, table
         deferred=deferred(plan.schedule, s, count),
         expert_parallel=stage.expert_parallel,
         expert_tensor=stage.expert_tensor,
+        micro_batches=count,
+        summed=len(plan.pipelines) > 1 or len(stage.replicas) > 1,
     )

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate, pairwise
 from math import ceil
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +20,8 @@ from arachne_runtime.units import GB, Seconds
 
 from ..catalog import DeviceType, collectives
 from ..catalog.collectives import num_collectives, summed_bytes
+from .amounts import Amount, Bound, larger
+from .backward import BackwardPeaks
 from .fleet import Fleet
 from .links import Link
 
@@ -28,12 +30,6 @@ UPDATE_PASSES = 3.0
 
 OPT-350M, A100-40 (the catalog's profile): 2.94 ms for a layer of 12.6 M parameters of 16 bytes = 23 passes,
 of which most is launching kernels; a fused step needs about 1.5. Three is between, marked as not measured."""
-
-
-Amount: TypeAlias = float | NDArray[Any]
-"""One figure, or one for each of many stages."""
-Bound: TypeAlias = int | NDArray[Any]
-"""A boundary of blocks, or one for each of many stages."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +47,10 @@ class StageCosts:
     forward_s: tuple[Seconds, ...]
     backward_s: tuple[Seconds, ...]
     activation_bytes: tuple[float, ...]
+    backward: BackwardPeaks | None
+    """None where bytes of backwards were not measured of every kind of block."""
+    again: BackwardPeaks | None
+    """The same with recomputation, where what the loss keeps is not among what is kept."""
 
 
 class Tables:
@@ -76,6 +76,7 @@ class Tables:
         self.output_bytes = tuple(b.output_bytes for b in model.blocks)
         self._costs: dict[tuple[str, int, int], StageCosts] = {}
         self._updates: dict[tuple[str, int], tuple[Seconds, ...]] = {}
+        self._temporary: dict[tuple[str, int], tuple[float, ...] | None] = {}
         self._largest_kept: dict[tuple[str, int, int], tuple[float, ...]] = {}
         self.dense_by_kind = self.by_kind([b.parameters - b.expert_parameters for b in model.blocks])
         self.experts_by_kind = self.by_kind([b.expert_parameters for b in model.blocks])
@@ -120,13 +121,13 @@ class Tables:
         """The largest of the values of the blocks of each kind."""
         return tuple(
             max(v for v, (c, d) in zip(values, pairwise(count), strict=True) if d > c)
-            for count in self._of_kind
+            for count in self.of_kind
         )
 
     def largest(self, by_kind: tuple[float, ...], start: Bound, stop: Bound) -> Amount:
         """The largest of the values of blocks ``start..stop-1``; blocks of one kind are taken as alike."""
         found: Amount = 0.0
-        for most, count in zip(by_kind, self._of_kind, strict=True):
+        for most, count in zip(by_kind, self.of_kind, strict=True):
             if most > 0:
                 found = larger(found, most * (self.between(count, start, stop) > 0))
         return found
@@ -164,6 +165,16 @@ class Tables:
             found = self._updates[key] = _prefix(self._update(b, device, tp) for b in self.model.blocks)
         return found[stop] - found[start]
 
+    def temporary_bytes(self, start: Bound, stop: Bound, device: str, tp: int) -> Amount | None:
+        """Bytes that the optimizer allocates for blocks ``start..stop-1``; None where none were measured."""
+        key = (device, tp)
+        if key not in self._temporary:
+            rows = [self.profile.temporary_bytes(b.kind, device, tp) for b in self.model.blocks]
+            known = [float(row) for row in rows if row is not None]
+            self._temporary[key] = _prefix(known) if len(known) == len(rows) else None
+        found = self._temporary[key]
+        return None if found is None else self.between(found, start, stop)
+
     def samples_range(self, device: str, tp: int) -> tuple[int, int] | None:
         """Smallest and largest share that every kind of block was measured for, or None."""
         ranges = [self.profile.samples_range(kind, device, tp) for kind in self._kinds]
@@ -191,7 +202,7 @@ class Tables:
         return tuple(notes)
 
     @cached_property
-    def _of_kind(self) -> tuple[tuple[int, ...], ...]:
+    def of_kind(self) -> tuple[tuple[int, ...], ...]:
         """For each kind, how many of its blocks stand before each boundary."""
         kinds = [block.kind for block in self.model.blocks]
         return tuple(tuple(accumulate((k == kind for k in kinds), initial=0)) for kind in self._kinds)
@@ -205,14 +216,20 @@ class Tables:
         extra = self._tp_communication(device, tp, samples)
         blocks = self.model.blocks
         rows = [by_kind[b.kind] for b in blocks]
-        kept = (
+        kept = _prefix(
             float(row.activation_bytes) if row.activation_bytes is not None else self._kept(i, tp, samples)
             for i, row in enumerate(rows)
         )
+        working = [row.working for row in rows if row.working is not None]
         return StageCosts(
             _prefix(row.forward_s + extra(i) for i, row in enumerate(rows)),
             _prefix(row.backward_s + extra(i) for i, row in enumerate(rows)),
-            _prefix(kept),
+            kept,
+            *(
+                BackwardPeaks.both(self, kept, working, tp, samples)
+                if len(working) == len(rows)
+                else (None, None)
+            ),
         )
 
     def _kept(self, block: int, tp: int, samples: int) -> float:
@@ -258,13 +275,6 @@ class Tables:
                 f"catalog does not know that type; run `arachne profile` on it"
             )
         return types[0].memory_GBps
-
-
-def larger(a: Amount, b: Amount) -> Amount:
-    """``max``; NumPy's where one is an array, as it is slow for plain numbers."""
-    if isinstance(a, np.ndarray) or isinstance(b, np.ndarray):
-        return np.maximum(a, b)
-    return max(a, b)
 
 
 def ring_seconds(link: Link, size: float, members: int, senders: int = 1) -> Seconds:

@@ -67,6 +67,7 @@ def _rows_that_ran(
                 forward_s=cost.forward_s,
                 backward_s=cost.backward_s,
                 activation_bytes=cost.activation_bytes,
+                working=cost.working,
                 source=cost.source,
             )
 

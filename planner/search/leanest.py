@@ -15,7 +15,7 @@ from arachne_runtime.plan.plan import ScheduleKind
 from arachne_runtime.units import Bytes
 
 from ..cost import StageMemory, in_flight, stage_memory
-from ..cost.tables import Amount
+from ..cost.amounts import Amount
 from ..cuts import Table, min_max_cut
 from ..request import Request
 

@@ -202,7 +202,7 @@ def _tensor(request: Request) -> Change | None:
 
 def _with_rows(request: Request, likes: list[BlockTiming]) -> Request:
     """With further rows for their memory alone: the model's bytes, no measured ones."""
-    bare = tuple(changed(row, activation_bytes=None, source=Source.ANALYTIC) for row in likes)
+    bare = tuple(changed(row, activation_bytes=None, working=None, source=Source.ANALYTIC) for row in likes)
     profile = changed(request.profile, timings=(*request.profile.timings, *bare))
     return replace(request, profile=profile, running=None)
 

@@ -70,6 +70,11 @@ def fixed_costs_are_not_negative(profile: Profile) -> Iterator[Problem]:
     values |= {f"{path}.step_s": step.step_s for path, step in _rows("steps", profile.steps)}
     for path, timing in _rows("timings", profile.timings):
         values[f"{path}.activation_bytes"] = timing.activation_bytes
+        if timing.working is not None:
+            for name in timing.working.__struct_fields__:
+                values[f"{path}.working.{name}"] = getattr(timing.working, name)
+    for path, update in _rows("updates", profile.updates):
+        values[f"{path}.temporary_bytes"] = update.temporary_bytes
     for path, link in _rows("links", profile.links):
         values |= {f"{path}.points[{i}].bytes": point.bytes for i, point in enumerate(link.points)}
     yield from not_negative(values)

@@ -1,0 +1,90 @@
+"""Counts what a block's backward and its optimizer step hold beside what lives anyway."""
+
+from collections.abc import Callable, Iterator
+from itertools import chain
+
+import torch
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from ..plan.profile import WorkingBytes
+from ..units import Bytes
+from .kept import saved_by
+from .live import counted
+from .probe import Passes
+
+
+def working_bytes(passes: Passes) -> WorkingBytes:
+    """What a block's backward needs, without gradients of its parameters before it and with them."""
+    for parameter in passes.probe.stage.parameters():
+        parameter.grad = None
+    first, later = _backward(passes), _backward(passes)
+    loss = _loss(passes)
+    return WorkingBytes(
+        backward=later,
+        first_backward=first,
+        forward=_forward(passes),
+        loss=loss,
+        recomputed=_recomputed(passes) - loss if loss else 0,
+    )
+
+
+def temporary_bytes(device: torch.device, step: Callable[[], object], held: Iterator[Tensor]) -> Bytes:
+    """Most bytes that ``step`` allocates at once beside what is ``held``."""
+    with counted(device, lambda: held) as count:
+        before = count.now_bytes
+        step()
+    return count.peak_bytes - before
+
+
+def _backward(passes: Passes) -> Bytes:
+    """The peak of a backward over what its forward left; the gradient of the output is made in it."""
+    with counted(passes.inputs[0].device, lambda: _held(passes)) as count:
+        passes.forward()
+        before = count.now_bytes
+        count.restart()
+        passes.backward()
+    passes.forget()
+    return count.peak_bytes - before
+
+
+def _forward(passes: Passes) -> Bytes:
+    with torch.no_grad(), counted(passes.inputs[0].device, lambda: _held(passes)) as count:
+        before = count.now_bytes
+        count.restart()
+        passes.forward()
+    passes.forget()
+    return count.peak_bytes - before
+
+
+def _recomputed(passes: Passes) -> Bytes:
+    """The peak of the last block's backward over its weights and input, what its loss keeps included."""
+    probe, loss = passes.probe, passes.probe.loss
+    assert loss is not None
+    taken = tuple(x.detach().requires_grad_(x.is_floating_point()) for x in passes.inputs)
+    with counted(passes.inputs[0].device, lambda: _held(passes)) as count:
+        before = count.now_bytes
+        outputs = checkpoint(probe.stage, taken, passes.context, use_reentrant=False)
+        value = loss(outputs[0] if len(outputs) == 1 else outputs, passes.batch)
+        del outputs
+        count.restart()
+        torch.autograd.backward(value)
+    return count.peak_bytes - before
+
+
+def _held(passes: Passes) -> Iterator[Tensor]:
+    parameters = list(passes.probe.stage.parameters())
+    gradients = [p.grad for p in parameters if p.grad is not None]
+    return chain(parameters, gradients, passes.probe.stage.buffers(), passes.inputs)
+
+
+def _loss(passes: Passes) -> Bytes:
+    """Bytes that the loss alone keeps for its backward; 0 but for the last block."""
+    loss = passes.probe.loss
+    if loss is None:
+        return 0
+    with torch.no_grad():
+        outputs = passes.probe.stage(passes.inputs, passes.context)
+    leaves = tuple(o.detach().requires_grad_(o.is_floating_point()) for o in outputs)
+    saved = saved_by(lambda: (loss(leaves[0] if len(leaves) == 1 else leaves, passes.batch),))
+    return sum(tensor.untyped_storage().nbytes() for tensor in saved.values())
