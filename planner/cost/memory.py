@@ -24,7 +24,7 @@ __all__ = ["StageMemory", "in_flight", "stage_memory", "together"]
 
 SMALL_BYTES: Bytes = 2**14
 """Scalars of a step: losses, norms, the commit word, how many ranks have a gradient, steps of an optimizer.
-A stage of the example's GPT held 0.4 to 1.6 kB beyond what is counted (python -m bench.memory, 2026-11-30)."""
+Stages of the example's GPT held up to 1.6 kB beyond what is counted (python -m bench.memory, 2026-11-30)."""
 
 BACKWARD_OF_KEPT = 2.0
 """Bytes that a block's backward allocates at its peak, over those that it kept from its forward.
