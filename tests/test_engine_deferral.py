@@ -6,6 +6,7 @@ from itertools import pairwise
 import pytest
 import torch
 import torch.nn.functional as F
+from msgspec import structs
 from torch import nn
 
 from arachne_runtime.engine import Engine, Recipe
@@ -14,8 +15,10 @@ from arachne_runtime.engine.player import Player
 from arachne_runtime.errors import ModelError
 from arachne_runtime.model import ModelParts
 from arachne_runtime.plan.plan import Pipeline, Plan, Replica, ScheduleKind, Stage
+from arachne_runtime.plan.schedule import deferred, in_flight, num_rows
 from arachne_runtime.testing import run_ranks
 from bench.cases import Case, gap, train_by_plan, train_plainly
+from bench.exactness_tensor import TensorCase
 
 
 def line(*cut, recompute=False, schedule=ScheduleKind.ZERO_BUBBLE):
@@ -159,3 +162,56 @@ def test_the_second_half_computes_what_the_first_left(recompute):
 def test_an_input_gradient_leaves_before_the_gradients_of_weights():
     names = [name for name, _ in run_ranks(3, seen_by_action, Case(line(1, 3, 5)))[2][1]]
     assert names.index("2I2") < names.index("2W0")
+
+
+def test_weights_that_a_group_shares_are_left_out_too():
+    """Each rank computes the gradient of its own part later."""
+    shared = Stage(layers=(0, 3), replicas=(Replica(devices=("n:0", "n:1"), share=2),))
+    rest = Stage(layers=(3, 5), replicas=(Replica(devices=("n:2",), share=2),))
+    pipeline = Pipeline(micro_batches=4, micro_batch=2, stages=(shared, rest))
+    plan = Plan(
+        model="tiny", global_batch=8, sequence=4, schedule=ScheduleKind.ZERO_BUBBLE, pipelines=(pipeline,)
+    )
+    case = TensorCase(plan, clip_norm=0.1, adam=True)
+    wanted = train_plainly(case)
+    found = run_ranks(3, seen_by_action, case)
+    for outcome, _ in found:
+        assert max(vars(gap(outcome, wanted)).values()) < 1e-9
+    seen = dict(found[1][1])
+    matrices = {f"blocks.1.{name}.weight" for name in ("up", "down", "attention.qkv", "attention.out")}
+    assert seen["0I0"]
+    assert not seen["0I0"] & matrices
+    assert seen["0W0"] >= matrices
+
+
+@pytest.mark.parametrize("schedule", ScheduleKind)
+def test_no_stage_holds_more_micro_batches_than_is_priced(schedule):
+    stages = line(1, 3, 4, 6).pipelines[0].stages
+    if schedule is ScheduleKind.INTERLEAVED:
+        sets = [stage.replicas for stage in stages[:2]] * 2
+        stages = [structs.replace(s, replicas=r) for s, r in zip(stages, sets, strict=True)]
+    pipeline = Pipeline(micro_batches=6, micro_batch=2, stages=tuple(stages))
+    plan = Plan(model="tiny", global_batch=12, sequence=4, schedule=schedule, pipelines=(pipeline,))
+    rows = num_rows(schedule, pipeline)
+    for by_stage in run_ranks(rows, most_held, Case(plan)):
+        for stage, (kept, owed) in by_stage.items():
+            assert kept == in_flight(schedule, stage, 4, 6, rows)
+            assert owed <= deferred(schedule, stage, 6) + 1
+
+
+def most_held(case):
+    """By stage, the most micro-batches that wait for a backward or half of one; and for the second half."""
+    most, play = {}, Player.play
+
+    def noting(self, *given):
+        play(self, *given)
+        kept, owed = most.get(self._play.index, (0, 0))
+        kept = max(kept, len(self._held) + len(self._owing))
+        most[self._play.index] = kept, max(owed, len(self._owing))
+
+    Player.play = noting
+    try:
+        train_by_plan(case)
+    finally:
+        Player.play = play
+    return most

@@ -31,7 +31,7 @@ class _Product:
 class _Debt:
     """The gradient of one weight by one product, ``x`` and ``gradient`` being [..., features]."""
 
-    weight: nn.Parameter
+    weight: Tensor
     x: Tensor
     gradient: Tensor
     transposed: bool
@@ -93,7 +93,7 @@ class _Deferred(torch.autograd.Function):
         x: Tensor,
         weight: Tensor,
         bias: Tensor | None,
-        owner: nn.Parameter,
+        owner: Tensor,
         transposed: bool,
         deferral: Deferral,
     ) -> Tensor:
@@ -119,11 +119,18 @@ class _Deferred(torch.autograd.Function):
 
 
 def _is_trained_matrix(product: _Product) -> bool:
-    """Whether the weight is a plain parameter, neither a subclass (a shard) nor computed from others."""
+    """Whether the weight is a parameter, or a DTensor of shards; neither another subclass nor computed."""
     weight, x = product.weight, product.x
-    if type(weight) is not nn.Parameter or not weight.requires_grad or weight.dim() != 2:
+    if not isinstance(weight, Tensor) or not weight.requires_grad or weight.dim() != 2 or x.dim() < 2:
         return False
-    return isinstance(x, Tensor) and type(x) in (Tensor, nn.Parameter) and x.dim() >= 2
+    if _is_distributed(weight):
+        return _is_distributed(x)
+    return type(weight) is nn.Parameter and type(x) in (Tensor, nn.Parameter)
+
+
+def _is_distributed(tensor: Tensor) -> bool:
+    """By its attribute, as torch's DTensor is not imported where nothing is shared out."""
+    return hasattr(tensor, "device_mesh")
 
 
 def _as_computed(product: _Product) -> tuple[Tensor, Tensor, Tensor | None]:
