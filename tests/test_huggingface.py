@@ -3,6 +3,7 @@
 import copy
 import sys
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -89,6 +90,15 @@ def test_packed_sequences_do_not_see_each_other() -> None:
     assert not torch.equal(a[:, :4], b[:, :4])
 
 
+def test_a_cast_to_16_bits_rounds_no_frequencies() -> None:
+    parts, batch = ModelParts.of(huggingface(configs()["llama"])), batch_of(0)
+    single, half = (parts.context_on(CPU, dtype) for dtype in (torch.float32, torch.bfloat16))
+    assert single is not None
+    assert half is not None
+    assert torch.equal(half(batch)["cos"], single(batch)["cos"].bfloat16())
+    assert half(batch)["full_attention"].shape[-2:] == (SEQUENCE, SEQUENCE)
+
+
 def test_a_workload_can_be_profiled() -> None:
     workload = Workload(
         name="qwen3",
@@ -126,13 +136,14 @@ def test_first_values_are_drawn_by_block_as_the_original_class_draws_them() -> N
 
 @pytest.fixture
 def opened(monkeypatch) -> list[str]:
-    """Names of the tensors that are read from files."""
+    """Names of the tensors that are read from files, each behind a file that was opened for it."""
     names: list[str] = []
     usual = safetensors.safe_open
 
     class Watched:
-        def __init__(self, *args: Any, **keywords: Any) -> None:
-            self._file = usual(*args, **keywords)
+        def __init__(self, path: Path, *args: Any, **keywords: Any) -> None:
+            self._file = usual(path, *args, **keywords)
+            names.append(str(path.name))
 
         def __enter__(self) -> "Watched":
             self._file.__enter__()
@@ -159,15 +170,17 @@ def test_a_rank_reads_only_the_tensors_of_its_blocks(family, sharded, tmp_path, 
     model.save_pretrained(tmp_path, **({"max_shard_size": "20KB"} if sharded else {}))
     assert (tmp_path / "model.safetensors.index.json").exists() == sharded
     parts = ModelParts.of(huggingface(tmp_path))
-    assert opened == []
-    cuts = [0, 1, 3, LAYERS + 2]
-    read = []
-    for start, stop in pairwise(cuts):
+    sizes, read = stored_bytes(tmp_path), list[str]()
+    for start, stop in pairwise([0, 1, 3, LAYERS + 2]):
+        assert all(name not in sizes for name in opened)
         opened.clear()
         stage = parts.stage(range(start, stop), device=CPU, seed=99)
-        sizes = stored_bytes(tmp_path)
-        assert sum(sizes[name] for name in opened) == sum(p.nbytes for p in stage.parameters())
-        read += opened
+        names = [name for name in opened if name in sizes]
+        assert sum(sizes[name] for name in names) == sum(p.nbytes for p in stage.parameters())
+        files = [load_file(tmp_path / name) for name in opened if name not in sizes]
+        assert all(any(name in names for name in file) for file in files)
+        read += names
+        opened.clear()
     ties = sum(len(tie.blocks) - 1 for tie in parts.ties)
     assert len(read) - len(set(read)) == ties
     assert set(read) == set(stored_bytes(tmp_path))
