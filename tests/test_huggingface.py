@@ -92,6 +92,7 @@ def test_packed_sequences_do_not_see_each_other() -> None:
 
 def test_a_cast_to_16_bits_rounds_no_frequencies() -> None:
     parts, batch = ModelParts.of(huggingface(configs()["llama"])), batch_of(0)
+    batch["position_ids"] = 321 * torch.arange(SEQUENCE)[None].expand(7, -1)
     single, half = (parts.context_on(CPU, dtype) for dtype in (torch.float32, torch.bfloat16))
     assert single is not None
     assert half is not None

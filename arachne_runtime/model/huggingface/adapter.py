@@ -16,6 +16,7 @@ from .checkpoint import Checkpoint, Wanted
 from .families import family_of
 from .library import optional
 from .saving import Trained, save_folder
+from .sharing import styles_of
 
 
 def huggingface(source: Any, *, weights: Path | str | None = None) -> "HuggingFaceModel":
@@ -86,12 +87,15 @@ class HuggingFaceModel:
         model = CausalLM(original, family)
         decoder = original.get_submodule(family.decoder)
         ends = [name for name in family.last if getattr(decoder, name) is not None]
+        styles, divides = styles_of(self.config, model.layers)
         layout = Layout(
             first=("embedding",),
             blocks=("layers",),
             last=(*(f"original.{family.decoder}.{name}" for name in ends), "original.lm_head"),
             context="context",
             init=lambda module, _: _initialise(module, original),
+            tensor_parallel=styles,
+            divides=divides,
         )
         if self.weights is not None:
             layout = replace(layout, values=_reader(self.weights, _named(model, layout)))

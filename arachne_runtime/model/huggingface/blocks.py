@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from .batch import TokenBatch
 from .families import Attention, Family
 from .library import optional
+from .sharing import follow_shares, note_numbers
 
 
 class DecoderLayer(nn.Module):
@@ -33,6 +34,7 @@ class DecoderLayer(nn.Module):
         """Run the layer with the mask of its kind of attention; None means causal."""
         mask = full_attention if self.attention is Attention.FULL else sliding_attention
         rotary = {} if cos is None else {"position_embeddings": (cos, sin)}
+        follow_shares(self.layer)
         output: Tensor = self.layer(hidden_BSD, attention_mask=mask, position_ids=position_ids, **rotary)
         return output
 
@@ -51,6 +53,8 @@ class CausalLM(nn.Module):
         layers = getattr(decoder, family.layers)
         attentions = [family.attention(original.config, index) for index in range(len(layers))]
         self.layers = nn.ModuleList(map(DecoderLayer, layers, attentions))
+        for layer in layers:
+            note_numbers(layer, original.config)
         dtype = next(p.dtype for p in original.parameters())
         self.register_buffer("like", torch.empty(0, dtype=dtype), persistent=False)
         rotary = getattr(decoder, "rotary_emb", None)
