@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from arachne_runtime.engine import Engine, Recipe
 from arachne_runtime.engine.precision import Precision
-from arachne_runtime.model import ModelParts, pipelined
+from arachne_runtime.model import ModelParts, extra_losses, pipelined
 from arachne_runtime.plan import order
 from arachne_runtime.plan.plan import Plan
 from arachne_runtime.plan.shards import Intervals
@@ -238,8 +238,9 @@ def train_plainly(case: Case) -> Outcome:
     for step in range(STEPS):
         batch = case.batch(step)
         optimizer.zero_grad()
-        with computing_in(case.precision):
+        with computing_in(case.precision), extra_losses() as added:
             loss = case.loss(model(batch), batch) / (case.num_items(batch) if case.by_items else 1)
+        loss = loss + sum(added)
         if loss.requires_grad:
             (loss * scale).backward()
         for parameter in model.parameters():

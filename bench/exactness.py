@@ -8,6 +8,7 @@ schedules, blocking communication, gradients summed block by block, and batches 
 from collections import Counter
 from collections.abc import Iterator
 
+from .exactness_experts import MIXTURE
 from .exactness_frame import Compared, Refused, available, compare, largest
 from .exactness_halves import HALVES
 from .exactness_plans import INTERLEAVED, PLAIN, ZERO_BUBBLE
@@ -15,8 +16,8 @@ from .exactness_precision import EVALUATED, FROZEN, PRECISION
 from .exactness_tensor import TENSOR
 from .report import Options, Result, at_least, at_most, run_bench
 
-KINDS = (PLAIN, INTERLEAVED, ZERO_BUBBLE, HALVES, TENSOR, FROZEN, EVALUATED, *PRECISION)
-WANTED = 252
+KINDS = (PLAIN, INTERLEAVED, ZERO_BUBBLE, HALVES, TENSOR, MIXTURE, FROZEN, EVALUATED, *PRECISION)
+WANTED = 290
 """Combinations that the rules accept; 12 with ``--quick``."""
 
 

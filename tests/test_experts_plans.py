@@ -1,5 +1,6 @@
 """Plans that share out experts train like one process: unequal shares, unlike tilings, guests."""
 
+import random
 from dataclasses import dataclass, field
 
 import msgspec
@@ -11,6 +12,9 @@ from arachne_runtime.engine import Engine, Recipe
 from arachne_runtime.model import ModelParts
 from arachne_runtime.plan.plan import Pipeline, Plan, Replica, ScheduleKind, Stage
 from arachne_runtime.testing import run_ranks
+from bench.cases import Gap
+from bench.exactness_experts import MIXTURE, random_experts_case
+from bench.exactness_frame import compare, largest
 from examples.mixtral import Config, Mixtral, next_byte_loss
 
 CONFIG = Config(vocabulary=11, sequence=5, width=12, heads=6, kv_heads=1, ffn=6, experts=5, layers=3)
@@ -226,3 +230,11 @@ def test_interleaved_and_zero_bubble_plans():
     zero_bubble = msgspec.structs.replace(STAGES, schedule=ScheduleKind.ZERO_BUBBLE)
     check([Case(zero_bubble, clip_norm=0.2), Case(zero_bubble, rows=(4, 1, 2), blocking=True)])
     check([Case(TURNS, clip_norm=0.2), Case(TURNS, rows=(9, 4, 1), blocking=True)])
+
+
+def test_random_tilings():
+    source = random.Random(11)
+    cases = [random_experts_case(source, index) for index in range(5)]
+    for _, case, what in compare([(MIXTURE, case) for case in cases]):
+        assert isinstance(what, Gap), what
+        assert largest(case, what) < MIXTURE.bound_of(case), (case, what)

@@ -270,8 +270,11 @@ class Player:
         return outputs, tuple(added)
 
     def _weighted_by_rows(self, added: tuple[Tensor, ...], micro_batch: int) -> tuple[Tensor, ...]:
-        """Means over its rows as parts of the mean over the global batch; nothing of a guest."""
-        if micro_batch in self._guests:
+        """Means over its rows as parts of the mean over the global batch; nothing of a guest.
+
+        An evaluation is of the user's loss alone.
+        """
+        if micro_batch in self._guests or not torch.is_grad_enabled():
             return ()
         part = len(self._rows[micro_batch]) / self._batch.num_rows
         weighted = tuple(as_single(value) * part for value in added)

@@ -8,6 +8,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from ..measure.collectives import Timer, collective, recording
 from ..plan.shards import even_part
 
 
@@ -73,30 +74,30 @@ class _Exchange(torch.autograd.Function):
     def forward(
         ctx: Any, rows: Tensor, sent: tuple[int, ...], received: tuple[int, ...], peers: Peers
     ) -> Tensor:
-        ctx.sent, ctx.received, ctx.peers = sent, received, peers
-        return _exchange(rows, sent, received, peers)
+        ctx.sent, ctx.received, ctx.peers, ctx.timer = sent, received, peers, recording()
+        return _exchange(rows, sent, received, peers, ctx.timer)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        return _exchange(gradients[0], ctx.received, ctx.sent, ctx.peers), None, None, None
+        return _exchange(gradients[0], ctx.received, ctx.sent, ctx.peers, ctx.timer), None, None, None
 
 
 class _OwnPart(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, rows: Tensor, peers: Peers) -> Tensor:
-        ctx.num_rows, ctx.peers = len(rows), peers
+        ctx.num_rows, ctx.peers, ctx.timer = len(rows), peers, recording()
         return _part(rows, peers)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        return _all_parts(gradients[0], ctx.num_rows, ctx.peers), None
+        return _all_parts(gradients[0], ctx.num_rows, ctx.peers, ctx.timer), None
 
 
 class _AllParts(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, part: Tensor, num_rows: int, peers: Peers) -> Tensor:
         ctx.peers = peers
-        return _all_parts(part, num_rows, peers)
+        return _all_parts(part, num_rows, peers, recording())
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
@@ -108,21 +109,25 @@ def _part(rows: Tensor, peers: Peers) -> Tensor:
     return rows[mine.start : mine.stop].clone()
 
 
-def _all_parts(part: Tensor, num_rows: int, peers: Peers) -> Tensor:
+def _all_parts(part: Tensor, num_rows: int, peers: Peers, timer: Timer | None) -> Tensor:
     counts = [len(even_part(num_rows, index, len(peers))) for index in range(len(peers))]
-    return _exchange(_repeated(part, len(peers)), [len(part)] * len(peers), counts, peers)
+    return _exchange(_repeated(part, len(peers)), [len(part)] * len(peers), counts, peers, timer)
 
 
-def _exchange(rows: Tensor, sent: Sequence[int], received: Sequence[int], peers: Peers) -> Tensor:
+def _exchange(
+    rows: Tensor, sent: Sequence[int], received: Sequence[int], peers: Peers, timer: Timer | None
+) -> Tensor:
     order = peers.by_rank
     found = rows.new_empty((sum(received), *rows.shape[1:]))
-    dist.all_to_all_single(
-        found,
-        _reordered(rows, sent, order).contiguous(),
-        [received[member] for member in order],
-        [sent[member] for member in order],
-        group=peers.group,
-    )
+    given = _reordered(rows, sent, order).contiguous()
+    with collective("experts all_to_all", sent_bytes=given.nbytes, to=timer):
+        dist.all_to_all_single(
+            found,
+            given,
+            [received[member] for member in order],
+            [sent[member] for member in order],
+            group=peers.group,
+        )
     back = sorted(range(len(order)), key=order.__getitem__)
     return _reordered(found, [received[member] for member in order], back)
 
