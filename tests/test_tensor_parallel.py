@@ -13,6 +13,7 @@ from torch import nn
 
 import arachne_runtime as arachne
 from arachne_runtime.engine import Engine, Recipe
+from arachne_runtime.engine.precision import Precision
 from arachne_runtime.errors import ModelError, UnsupportedPlanError
 from arachne_runtime.model import ModelParts
 from arachne_runtime.plan.plan import Pipeline, Plan, Replica, ScheduleKind, Stage
@@ -107,6 +108,33 @@ def test_single_precision_differs_by_rounding_only():
     for outcome in outcomes_of([case])[0]:
         found = gap(outcome, train_plainly(case))
         assert max(found.loss, found.gradient, found.parameter) < 1e-5
+
+
+def train_in(precision, sharded_logits):
+    case = TensorCase(TWO_ONE_TWO, dtype=torch.float32, sharded_logits=sharded_logits)
+    recipe = Recipe(
+        optimizer=case.optimizer, loss=case.loss, inputs=lambda b: (b["tokens"],), precision=precision, seed=5
+    )
+    engine = Engine(case.plan, ModelParts.of(case.model), recipe)
+    losses = [engine.step(case.batch(step)).loss for step in range(2)]
+    evaluated = engine.evaluate([case.batch(0)]).loss
+    dtypes = {p.grad.dtype for _, p in engine.named_parameters() if p.grad is not None}
+    engine.close()
+    return losses, evaluated, dtypes
+
+
+@pytest.mark.filterwarnings("ignore:Mismatch dtype")
+@pytest.mark.parametrize("sharded_logits", [False, True])
+@pytest.mark.parametrize("precision", [Precision.BF16, Precision.FP16])
+def test_autocast_reaches_shards(precision, sharded_logits):
+    found = run_ranks(5, train_in, precision, sharded_logits)
+    single = train_plainly(TensorCase(TWO_ONE_TWO, dtype=torch.float32))
+    for losses, evaluated, dtypes in found:
+        assert losses == found[0][0]
+        assert evaluated == found[0][1] < losses[0]
+        assert losses == pytest.approx(single.losses[:2], rel=5e-3)
+        assert losses != pytest.approx(single.losses[:2], rel=1e-9), "in half precision"
+        assert dtypes == {torch.float32}
 
 
 def test_the_comparison_can_fail():

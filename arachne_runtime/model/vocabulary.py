@@ -79,7 +79,7 @@ def vocabulary_parallel_cross_entropy(
 
     Args:
         logits: Of the words that this rank holds.
-        targets: Words, numbered in the whole vocabulary.
+        targets: Words, numbered in the whole vocabulary. Logits of 16 bits are computed with in float32.
         ignore_index: A target that counts for nothing.
         reduction: "mean" over the targets that count, "sum", or "none".
 
@@ -88,6 +88,8 @@ def vocabulary_parallel_cross_entropy(
 
     """
     shard = _HERE.get()
+    if logits.dtype.itemsize < torch.float32.itemsize:  # as autocast does, and alike in every plan
+        logits = logits.float()
     if shard is None:
         return F.cross_entropy(logits, targets, ignore_index=ignore_index, reduction=reduction)
     if logits.dim() != 2 or logits.shape[1] != len(shard.words):
