@@ -113,6 +113,7 @@ class Session:
         self._open = ExitStack()
         self._engines: list[Engine] = []
         self._entered = False
+        self._failed = False
 
     def __enter__(self) -> "Session":
         if self.device.type == "cuda":
@@ -120,7 +121,7 @@ class Session:
         if self.world_size > 1 and not dist.is_initialized():
             backend = "nccl" if self.device.type == "cuda" else "gloo"
             dist.init_process_group(backend, timeout=timedelta(seconds=self._timeout_s))
-            self._open.callback(dist.destroy_process_group)
+            self._open.callback(self._end_group)
         self._entered = True
         return self
 
@@ -130,6 +131,7 @@ class Session:
         with self._open:
             self._entered = False
             if error is not None:
+                self._failed = True
                 self._annotate(error)
                 return
             if self.world_size > 1:
@@ -137,6 +139,13 @@ class Session:
                 dist.barrier(device_ids=[self.device.index] if self.device.type == "cuda" else None)
             for engine in self._engines:
                 engine.close()
+
+    def _end_group(self) -> None:
+        """NCCL would first wait for what a failed step has under way, with ranks that wait for this one."""
+        if self._failed and self.device.type == "cuda":
+            dist.distributed_c10d._abort_process_group()
+        else:
+            dist.destroy_process_group()
 
     def engine(
         self,

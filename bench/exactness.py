@@ -12,12 +12,23 @@ from .exactness_experts import MIXTURE
 from .exactness_frame import Compared, Refused, available, compare, largest
 from .exactness_halves import HALVES
 from .exactness_plans import INTERLEAVED, PLAIN, ZERO_BUBBLE
-from .exactness_precision import EVALUATED, FROZEN, PRECISION
+from .exactness_precision import EVALUATED, FROZEN, PRECISION, TENSOR_PRECISION
 from .exactness_tensor import TENSOR
 from .report import Options, Result, at_least, at_most, run_bench
 
-KINDS = (PLAIN, INTERLEAVED, ZERO_BUBBLE, HALVES, TENSOR, MIXTURE, FROZEN, EVALUATED, *PRECISION)
-WANTED = 290
+KINDS = (
+    PLAIN,
+    INTERLEAVED,
+    ZERO_BUBBLE,
+    HALVES,
+    TENSOR,
+    MIXTURE,
+    FROZEN,
+    EVALUATED,
+    *PRECISION,
+    *TENSOR_PRECISION,
+)
+WANTED = 306
 """Combinations that the rules accept; 12 with ``--quick``."""
 
 

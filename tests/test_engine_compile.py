@@ -4,8 +4,9 @@ import pytest
 import torch
 from torch import nn
 
+import arachne_runtime as arachne
 from arachne_runtime.engine import Engine, Recipe
-from arachne_runtime.engine.compiled import compile_blocks
+from arachne_runtime.engine.compiled import compile_blocks, refuse_compiled
 from arachne_runtime.errors import UnsupportedPlanError
 from arachne_runtime.model import ModelParts
 from arachne_runtime.plan.plan import Pipeline, Plan, Replica, ScheduleKind, Stage
@@ -121,3 +122,39 @@ def test_the_modules_of_a_block_of_many_are_compiled_each():
     compiled = [type(m) for m in stage.modules() if m._compiled_call_impl is not None]
     assert [kind.__name__ for kind in compiled] == ["Embedding", *["Layer"] * 3, "LayerNorm", "Linear"]
     assert isinstance(stage, nn.Module)
+
+
+def test_a_block_that_is_shared_out_over_devices_is_refused():
+    shared = Stage(layers=(0, 5), replicas=(Replica(devices=("a:0", "a:1"), share=4),))
+    with pytest.raises(UnsupportedPlanError, match=r"stages\[0\] shares its blocks out.*leave compile= out"):
+        refuse_compiled(plan_of(shared), "inductor")
+    refuse_compiled(plan_of(shared), None)
+
+
+class Pulls(nn.Module):
+    """Adds a loss of its own."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x):
+        y = self.linear(x)
+        arachne.add_loss(y.square().mean())
+        return torch.tanh(y)
+
+
+def pulled(compiled):
+    plan = plan_of(stage((0, 2), 4, start=0, recompute=True))
+    recipe = Recipe(
+        optimizer=lambda p: torch.optim.SGD(p, lr=0.1), loss=lambda y, x: y.square().mean(), compile=compiled
+    )
+    engine = Engine(plan, ModelParts.of(lambda: nn.Sequential(Pulls(), Pulls())), recipe)
+    x = torch.randn(8, 4, generator=torch.Generator().manual_seed(0))
+    reports = [engine.step(x) for _ in range(3)]
+    return [(report.loss, report.grad_norm) for report in reports]
+
+
+def test_losses_that_compiled_blocks_add_are_kept():
+    found, wanted = (run_ranks(1, pulled, compiled)[0] for compiled in ("aot_eager", False))
+    torch.testing.assert_close(torch.tensor(found), torch.tensor(wanted), rtol=1e-6, atol=0)

@@ -364,3 +364,8 @@ def test_cuda_ranks_speak_nccl(monkeypatch: pytest.MonkeyPatch) -> None:
     with arachne.Session(LITTLE, timeout_s=30):
         pass
     assert calls == [torch.device("cuda:0"), ("nccl", 30), [0], "destroyed"]
+    calls.clear()
+    monkeypatch.setattr(dist.distributed_c10d, "_abort_process_group", lambda: calls.append("aborted"))
+    with pytest.raises(ArithmeticError), arachne.Session(LITTLE, timeout_s=30):
+        raise ArithmeticError("of the script")
+    assert calls == [torch.device("cuda:0"), ("nccl", 30), "aborted"]

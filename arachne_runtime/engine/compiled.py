@@ -14,8 +14,17 @@ DEFAULT_BACKEND = "inductor"
 
 
 def refuse_compiled(plan: Plan, backend: str | None) -> None:
-    """UnsupportedPlanError for a schedule that takes products out of what the compiler made."""
-    if backend is not None and plan.schedule == ScheduleKind.ZERO_BUBBLE:
+    """UnsupportedPlanError for what takes products out of a block, or shares one out over devices."""
+    if backend is None:
+        return
+    for p, pipeline in enumerate(plan.pipelines):
+        for s, stage in enumerate(pipeline.stages):
+            if stage.expert_parallel > 1 or any(len(replica.devices) > 1 for replica in stage.replicas):
+                raise UnsupportedPlanError(
+                    f"$.pipelines[{p}].stages[{s}] shares its blocks out over devices, whose exchanges a "
+                    "compiler would have to keep in order; make each device a replica, or leave compile= out"
+                )
+    if plan.schedule == ScheduleKind.ZERO_BUBBLE:
         raise UnsupportedPlanError(
             f"$.schedule is {plan.schedule}, which leaves the gradients of weights out of a backward, and a "
             "compiled block computes them with the rest; plan with schedule 1f1b, or leave compile= out"
