@@ -8,6 +8,7 @@ import numpy as np
 
 from ..search.batch import Templates
 from ..search.columns import Completion
+from ..search.sand import best_numbers
 from ..search.shapes import Shapes, StageShape, expanded
 from .beam import Noise, beam_search
 from .choosers import Network, Sampler, Uniform
@@ -20,20 +21,31 @@ WHOLE = 0.25
 rollout takes twice as long."""
 
 
+NUMBERS = 2
+"""Copies with a micro-batch and a tiling of experts that each shape gets."""
+
+
 class _OfShapes(ABC):
     """A source that proposes shapes; their numbers are computed."""
 
     __slots__ = ()
+
+    ranked: bool
+    """Whether sand tells which numbers, and which shapes first; else every number, in the order of choice."""
 
     @abstractmethod
     def shapes(self, site: Site, seed: int) -> Iterator[Shapes]:
         """Batches of what it proposes, no shape twice."""
 
     def batches(self, completion: Completion, seed: int) -> Iterator[Templates]:
-        """Completed with every promising number; the same for the same seed."""
+        """With promising numbers; the same for the same seed."""
         site = Site.of(completion.request, completion.supply)
         for shapes in self.shapes(site, seed):
-            yield expanded(completion, shapes)[0]
+            templates, origin = expanded(completion, shapes)
+            if self.ranked:
+                templates = templates.take(best_numbers(completion, templates, origin, NUMBERS))
+            if len(templates):
+                yield templates
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,12 +58,13 @@ class Learned(_OfShapes):
     policy: Policy
     rollouts: int = 64
     """Samples of a batch."""
-    beam: int = 8
+    beam: int = 32
     """Likeliest shapes of the first batch; 0: none."""
     temperatures: tuple[float, ...] = (1.0, 1.5)
     """Of each batch of samples."""
     masked: bool = True
     """Without masks, samples are whole rollouts, what can't be built is dropped, and there is no beam."""
+    ranked: bool = True
     name: str = "policy"
 
     def shapes(self, site: Site, seed: int) -> Iterator[Shapes]:
@@ -80,6 +93,7 @@ class UniformRandom(_OfShapes):
     rollouts: int = 64
     """Of each batch."""
     num_batches: int = 2
+    ranked: bool = False
     name: str = "uniform random"
 
     def shapes(self, site: Site, seed: int) -> Iterator[Shapes]:

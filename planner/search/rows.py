@@ -36,6 +36,7 @@ class Rows:
         self._stacked: tuple[Floats, Floats] | None = None
         self._tables = Held(request.tables)
         self._parts: dict[int, float] = {}
+        self._bytes: dict[int, tuple[float, float, float]] = {}
         kinds = [block.kind for block in request.model.blocks]
         self.num_alike = max(map(kinds.count, kinds))
         """Blocks of the commonest kind."""
@@ -114,6 +115,31 @@ class Rows:
     def _part(self, row: int) -> float:
         found = self._parts.get(row)
         if found is None:
+            states, kept, room = self._bytes_of(row)
+            each = max(
+                1.0, (states + kept) / self.num_alike
+            )  # a model may have no parameters and keep nothing
+            found = self._parts[row] = min(1.0, room // each / self.num_alike)
+        return found
+
+    def whole(self, row: Ints) -> tuple[Floats, Floats]:
+        """Seconds of the whole model's forward and backward on each row; of any row for row -1."""
+        forward, backward = self.seconds
+        at = np.maximum(row, 0)
+        return forward[at, -1], backward[at, -1]
+
+    def whole_bytes(self, row: Ints) -> tuple[Floats, Floats, Floats]:
+        """Of the whole model on each row: its states, what a micro-batch keeps, and the memory there is.
+
+        As in ``whole_fits``; for row -1 1 each.
+        """
+        each = [self._bytes_of(int(r)) if r >= 0 else (1.0, 1.0, 1.0) for r in row]
+        states, kept, room = np.array(each, float).reshape(-1, 3).T
+        return np.maximum(1.0, states), kept, room
+
+    def _bytes_of(self, row: int) -> tuple[float, float, float]:
+        found = self._bytes.get(row)
+        if found is None:
             pool, tp, share, width, tile = self._keys[row]
             tables, sizes = self.request.tables, self.request.model.bytes_per_parameter
             zero = bool(self.request.max_zero)
@@ -122,9 +148,8 @@ class Rows:
             kept = float(tables.activations(0, self.num_blocks, self.supply.pools[pool].device, tp, share))
             optimizer = (dense / width + experts / max(1, width * tp / tile)) if zero else dense + experts
             states = (dense + experts) * (sizes.weight + sizes.gradient) + optimizer * sizes.optimizer
-            each = (states + max(kept, optimizer * sizes.weight)) / self.num_alike
-            each = max(each, 1.0)  # a model may have no parameters and keep nothing
-            found = self._parts[row] = min(1.0, self.supply.pools[pool].room_bytes // each / self.num_alike)
+            room = float(self.supply.pools[pool].room_bytes)
+            found = self._bytes[row] = states, max(kept, optimizer * sizes.weight), room
         return found
 
     def held(self, row: int) -> list[Ints]:

@@ -74,11 +74,11 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         return cls(
             name="standard",
             seed=seed,
-            problems=1334,
+            problems=4200,
             validation=68,
             choosing=24,
-            passes=10,
-            updates=120,
+            passes=6,
+            updates=240,
         )
 
     @classmethod

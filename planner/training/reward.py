@@ -8,10 +8,16 @@ from numpy.typing import NDArray
 from ..policy.roll import Rollouts
 from ..search.batch import Templates
 from ..search.columns import Columns, Completion
+from ..search.sand import best_numbers
 from ..search.shapes import expanded
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
+
+NUMBERS = 4
+"""Copies with a micro-batch that are completed of a template that stands alone, the likeliest by sand.
+
+What shares the batch with another template needs every number, to end at the same time."""
 
 HALVINGS = 12
 """Of the bracket of an iteration time of unlike pipelines: to 0.02 % of it, below the error of the form."""
@@ -52,21 +58,26 @@ def seconds_of(completion: Completion, rollouts: Rollouts) -> Floats:
 
 
 def _ways(completion: Completion, rollouts: Rollouts) -> _Ways | None:
-    """Every completion of each template; no more copies than its rollout left room for."""
+    """The likeliest completions of each template; no more copies than its rollout left room for."""
     templates, origin = expanded(completion, rollouts.shapes)
-    if not len(templates):
+    alone = np.bincount(rollouts.rollout, minlength=rollouts.num)[rollouts.rollout[origin]] == 1
+    likely = np.zeros(len(templates), bool)
+    likely[best_numbers(completion, templates, origin, NUMBERS)] = True
+    kept = np.nonzero(likely | ~alone)[0]
+    if not len(kept):
         return None
+    templates, origin = templates.take(kept), origin[kept]
     merged = templates.width[:, 0] // np.maximum(1, rollouts.shapes.width[origin, 0])
     room = np.maximum(1, rollouts.copies[origin] // np.maximum(1, merged))
     t = templates
     capped = Templates(t.pool, t.tp, t.width, t.tile, np.minimum(t.copies, room), t.micro_batch)
-    columns, kept = _completed(completion, capped)
+    columns, done = _completed(completion, capped)
     if columns is None:
         return None
     counts = completion.counts(columns.templates)
     return _Ways(
-        place=origin[kept],
-        rollout=rollouts.rollout[origin[kept]],
+        place=origin[done],
+        rollout=rollouts.rollout[origin[done]],
         fixed_s=columns.seconds - counts * columns.slowest_s,
         each_s=columns.slowest_s,
         samples=columns.templates.copies * columns.templates.micro_batch,
