@@ -1,11 +1,11 @@
 """Who takes part in a contest: the policy, its rivals, and what is left of it without one of its parts."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
-from bench.learned_records import ENUMERATION, LEARNED, RANDOM, TOGETHER, UNIFORM
+from bench.learned_records import ENUMERATION, LEARNED, RANDOM, RANKED, TOGETHER, UNIFORM, USUAL
 from planner.policy import Learned, Policy, UniformRandom
 from planner.search import Enumeration, Source, Step, Uniform
 
@@ -51,11 +51,14 @@ class Contestant:
 
 def contestants() -> list[Contestant]:
     """The policy and its rivals."""
+    ranked = UniformRandom(ranked=True)
     return [
         _learned(LEARNED, Policy.load()),
         Contestant(name=RANDOM, sources=(UniformRandom(),), counted=UniformRandom(num_batches=MANY_BATCHES)),
         Contestant(name=ENUMERATION, sources=(Enumeration(),), counted=Enumeration(), drawn=False),
         Contestant(name=UNIFORM, sources=(Uniform(),), counted=Uniform(), drawn=False),
+        Contestant(name=RANKED, sources=(ranked,), counted=replace(ranked, num_batches=MANY_BATCHES)),
+        Contestant(name=USUAL, sources=(Enumeration(), Uniform()), drawn=False),
         Contestant(name=TOGETHER, sources=None),
     ]
 

@@ -11,9 +11,13 @@ from bench.report import EQUAL
 
 LEARNED, RANDOM, ENUMERATION = "learned", "random", "enumeration"
 UNIFORM = "uniform plans"
-"""The deterministic set alone."""
-TOGETHER = "all together"
-"""What the search asks with ``learned=True``: uniform plans, the policy, enumeration, in turns."""
+"""One TP degree, stages of one replica."""
+RANKED = "random, ranked"
+"""Uniform random choice, of which sand tells the best first, as of the policy's."""
+USUAL = "without the policy"
+"""The deterministic set alone: enumeration, then uniform plans."""
+TOGETHER = "with the policy"
+"""What the search asks under a clock: enumeration, the policy, uniform plans, in turns."""
 
 MIDDLE_DEVICES = 512
 """Clusters up to this size are planned in half a second, larger ones in three."""

@@ -13,6 +13,7 @@ from bench.learned_records import (
     RANDOM,
     SHORT_S,
     TOGETHER,
+    USUAL,
     Contest,
     Planned,
     ratio,
@@ -56,9 +57,11 @@ def evaluations_needed(contest: Contest, seed: int, contestant: str = LEARNED) -
     return contest.curve(contestant, seed).needed(goal.samples_per_s[-1])
 
 
-def gain(contest: Contest, seed: int, budget_s: float = SHORT_S, ours: str = LEARNED) -> float:
-    """The policy's plan over the enumeration's, in the same time."""
-    return ratio(contest.within(ours, budget_s, seed), contest.within(ENUMERATION, budget_s, seed))
+def gain(
+    contest: Contest, seed: int, budget_s: float = SHORT_S, ours: str = TOGETHER, theirs: str = ENUMERATION
+) -> float:
+    """The plan of the search with the policy over the enumeration's, in the same time."""
+    return ratio(contest.within(ours, budget_s, seed), contest.within(theirs, budget_s, seed))
 
 
 def contested(contests: Sequence[Contest], most_evaluations: int) -> Iterator[Result]:
@@ -75,14 +78,18 @@ def contested(contests: Sequence[Contest], most_evaluations: int) -> Iterator[Re
     )
     told = [contest for contest in contests if _anybody(contest)]
     never_below = by_seed(told, lambda c, s: float(gain(c, s) >= 1 - EQUAL), middle=False)
-    together = by_seed(told, lambda c, s: float(gain(c, s, ours=TOGETHER) >= 1 - EQUAL), middle=False)
+    alone = by_seed(told, lambda c, s: float(gain(c, s, ours=LEARNED) >= 1 - EQUAL), middle=False)
+    usual = by_seed(told, lambda c, s: float(gain(c, s, theirs=USUAL) >= 1 - EQUAL), middle=False)
     yield at_least(
         "learned-at-least-enumeration",
         never_below.figure,
         f"of problems, in {1e3 * SHORT_S:g} ms",
         0.9,
         **never_below.detail,
-        together=together.detail,
+        policy_alone=alone.detail,
+        over_the_search_without_it=usual.detail,
+        mean_over_the_search_without_it=mean_gains(told, USUAL).detail,
+        mean=mean_gains(told, ENUMERATION).detail,
         problems=len(told),
         nobody_has_a_plan=len(contests) - len(told),
         by_group=by_group(told),
@@ -96,9 +103,23 @@ def contested(contests: Sequence[Contest], most_evaluations: int) -> Iterator[Re
         1.02,
         **gains.detail,
         problems=len(mixed),
-        together=by_seed(mixed, lambda c, s: gain(c, s, ours=TOGETHER)).detail,
+        policy_alone=by_seed(mixed, lambda c, s: gain(c, s, ours=LEARNED)).detail,
+        over_the_search_without_it=by_seed(mixed, lambda c, s: gain(c, s, theirs=USUAL)).detail,
+        mean=mean_gains(mixed, ENUMERATION).detail,
+        ceiling=median([_ceiling(c, s) for c in mixed for s in c.seeds] or [inf]),
         each={c.problem: [gain(c, s) for s in c.seeds] for c in mixed},
     )
+
+
+def mean_gains(contests: Sequence[Contest], theirs: str) -> BySeed:
+    """Of the search with the policy over others, where both have a plan."""
+    both = [c for c in contests if all(c.within(n, SHORT_S, s) for n in (TOGETHER, theirs) for s in c.seeds)]
+    return by_seed(both, lambda c, s: gain(c, s, theirs=theirs), middle=False) if both else BySeed(())
+
+
+def _ceiling(contest: Contest, seed: int) -> float:
+    """The best plan that anybody found, in any time, over the enumeration's: no policy can gain more."""
+    return ratio(contest.best, contest.within(ENUMERATION, SHORT_S, seed))
 
 
 def _anybody(contest: Contest, budget_s: float = SHORT_S) -> bool:
@@ -108,7 +129,7 @@ def _anybody(contest: Contest, budget_s: float = SHORT_S) -> bool:
 
 
 def by_group(contests: Sequence[Contest], budget_s: float = SHORT_S) -> dict[str, tuple[int, float]]:
-    """By group of problems: how many, and the policy's median gain over the enumeration."""
+    """By group of problems: how many, and the median gain over the enumeration."""
     contests = [contest for contest in contests if _anybody(contest, budget_s)]
     groups: dict[str, list[float]] = {}
     for contest in contests:
@@ -124,7 +145,7 @@ def enough(contests: Sequence[Contest], budget_s: float = SHORT_S) -> Iterator[s
         " for:" if found else " in no group of problems"
     )
     for group, (number, figure) in found.items():
-        yield f"  {group}: policy {figure:.4f} x enumeration (median of {number} problems)"
+        yield f"  {group}: with the policy {figure:.4f} x enumeration (median of {number} problems)"
 
 
 def planned(records: Sequence[Planned]) -> Iterator[Result]:

@@ -1,4 +1,4 @@
-"""The search as ``planner.find_plan``: with the learned policy among its sources, where that is wanted.
+"""The search as ``planner.find_plan``: with the learned policy among its sources.
 
 ``planner.search`` does not know the policy, which is built on it.
 """
@@ -13,7 +13,7 @@ from arachne_runtime.units import Seconds
 from . import search
 from .peers import PEERS, Strategy
 from .request import Request
-from .search import Found, Progress, Source, Step
+from .search import Enumeration, Found, Progress, Source, Step
 from .search.sources import usual_sources
 
 
@@ -26,17 +26,18 @@ def find_plan(
     on_progress: Callable[[Progress], None] | None = None,
     peers: Sequence[Strategy] = PEERS,
     sources: Sequence[Source] | None = None,
-    learned: bool = False,
+    learned: bool | None = None,
     clock: Callable[[], Seconds] = time.monotonic,
     steps: Collection[Step] = tuple(Step),
 ) -> Found:
     """``planner.search.find_plan``; ``learned``: with the policy beside the usual sources.
 
-    It counts only without ``sources``. The policy is not asked unless it is wanted: in short searches the
-    enumeration alone finds better plans (docs/negative-results.md).
+    It counts only without ``sources``. By default the policy is asked under a clock, and not where
+    ``evaluations`` are counted: then the same inputs give the same plan on every machine, and a network's
+    last digits differ between them.
     """
     notes: tuple[str, ...] = ()
-    if learned and sources is None:
+    if sources is None and (evaluations is None if learned is None else learned):
         sources, notes = with_policy(request)
     return search.find_plan(
         request,
@@ -53,17 +54,18 @@ def find_plan(
 
 
 def with_policy(request: Request) -> tuple[tuple[Source, ...], tuple[str, ...]]:
-    """The usual sources with the policy before the enumeration, where it can be read; what has to be said."""
-    *before, enumeration = usual_sources(request)
+    """The usual sources with the policy behind the enumeration, where it can be read; what has to be said."""
+    usual = usual_sources(request)
     try:
-        return (*before, _learned(), enumeration), ()
+        at = 1 + next(i for i, source in enumerate(usual) if isinstance(source, Enumeration))
+        return (*usual[:at], _learned(), *usual[at:]), ()
     except (PolicyMissingError, PolicyStaleError, InvalidFileError) as error:
-        return (*before, enumeration), (f"planned without the learned policy: {error}",)
+        return usual, (f"planned without the learned policy: {error}",)
 
 
 @lru_cache(maxsize=1)
 def _learned() -> Source:
     """The policy with the weights that ship, read once."""
-    from .policy import Learned, Policy  # 20 ms that a search without it can do without
+    from .policy import Learned, Policy  # 20 ms that importing the planner can do without
 
     return Learned(Policy.load())

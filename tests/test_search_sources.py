@@ -40,7 +40,7 @@ def with_weights(monkeypatch):
 def test_without_weights_it_plans_and_says_so(without_weights):
     request = request_of(*MIXED)
     asked, notes = sources.with_policy(request)
-    assert [source.name for source in asked] == ["uniform", "enumeration"]
+    assert [source.name for source in asked] == ["enumeration", "uniform"]
     found = find_plan(request, evaluations=3, peers=(), learned=True)
     assert found.notes == notes == ("planned without the learned policy: no weights",)
 
@@ -48,16 +48,20 @@ def test_without_weights_it_plans_and_says_so(without_weights):
 def test_the_policy_is_asked_and_enumeration_beside_it(with_weights):
     request = request_of(*MIXED)
     asked, notes = sources.with_policy(request)
-    assert [source.name for source in asked] == ["uniform", "policy", "enumeration"]
+    assert [source.name for source in asked] == ["enumeration", "policy", "uniform"]
     assert notes == ()
     plans = [find_plan(request, seed=3, evaluations=8, peers=(), learned=True).plan for _ in range(2)]
     assert plans[0] == plans[1]
 
 
-def test_the_policy_is_asked_only_where_it_is_wanted(without_weights):
+def test_the_policy_is_asked_under_a_clock_and_not_where_evaluations_are_counted(without_weights):
     request = request_of(*MIXED)
-    assert [source.name for source in sources.usual_sources(request)] == ["uniform", "enumeration"]
+    assert [source.name for source in sources.usual_sources(request)] == ["enumeration", "uniform"]
     assert find_plan(request, evaluations=3, peers=()).notes == ()
+    assert find_plan(request, time_budget_s=0.05, peers=(), learned=False).notes == ()
+    assert find_plan(request, time_budget_s=0.05, peers=()).notes == (
+        "planned without the learned policy: no weights",
+    )
 
 
 def test_uniform_plans_come_in_one_small_batch():

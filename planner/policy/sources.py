@@ -58,7 +58,7 @@ class Learned(_OfShapes):
     policy: Policy
     rollouts: int = 64
     """Samples of a batch."""
-    beam: int = 32
+    beam: int = 16
     """Likeliest shapes of the first batch; 0: none."""
     temperatures: tuple[float, ...] = (1.0, 1.5)
     """Of each batch of samples."""

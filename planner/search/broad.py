@@ -46,6 +46,8 @@ MOST_ROUNDS = 40
 """Of moves, in one climb; a guess."""
 
 FIRST_PATIENCE = 1
+"""The same while sources have more to propose."""
+
 LONG_PATIENCE = 12
 """Rounds without anything better after which a search with time left gives up; a guess."""
 
@@ -61,7 +63,7 @@ BATCH_S: Seconds = 0.06
 proposes later, takes 0.13 s."""
 
 MOST_AT_ONCE = 48
-"""Templates of a batch, or of a round of moves, that are completed while time is short: some 10 ms of one core.
+"""Templates of a batch, or of a round of moves, that are completed while time is short: in some 10 ms.
 
 By sand, the best of a thousand are among the first 24 in nine problems of ten (docs/policy.md)."""
 
@@ -151,7 +153,7 @@ class Broad:
                 if self._add(templates) and clocked:
                     self._price_best(PRICED_EACH)
             turns += 1
-            if clocked and turns == len(sources):
+            if clocked and turns <= len(sources):
                 self.climb(FIRST_PATIENCE)
 
     def climb(self, patience: int = 1) -> None:

@@ -107,12 +107,12 @@ def _level_s(plain: _Way, again: _Way) -> tuple[Floats, Floats]:
     high = WIDEST * low
     tight = np.nonzero(fits & (plain.part(low * (1 + 1e-9)).sum(axis=1) < 1))[0]
     some = [_Way(way.pace[tight], way.most[tight]) for way in (plain, again)]
-    l, h = low[tight], high[tight]
+    least, most = low[tight], high[tight]
     for _ in range(HALVINGS):
-        middle = np.sqrt(l * h)
+        middle = np.sqrt(least * most)
         enough = np.maximum(some[0].part(middle), some[1].part(middle)).sum(axis=1) >= 1
-        l, h = np.where(enough, l, middle), np.where(enough, middle, h)
-    low[tight] = h
+        least, most = np.where(enough, least, middle), np.where(enough, middle, most)
+    low[tight] = most
     part = np.maximum(plain.part(low), again.part(low))
     return np.where(fits, low, np.inf), part
 

@@ -13,7 +13,7 @@ from ..policy.sources import Learned, UniformRandom
 from ..search.propose import Enumeration, Source
 from .context import Context, Stage
 from .problem import Problem
-from .validate import Standing, standing
+from .validate import BEAM, Standing, standing
 
 Floats = NDArray[np.float64]
 
@@ -46,7 +46,7 @@ def evaluated(context: Context, policies: Mapping[str, Policy], problems: Sequen
     path = context.folder / "evaluation.json"
     if path.exists():
         return msgspec.json.decode(path.read_bytes(), type=Evaluation)
-    sources: dict[str, Source] = {name: Learned(policy) for name, policy in policies.items()}
+    sources: dict[str, Source] = {name: Learned(policy, beam=BEAM) for name, policy in policies.items()}
     sources |= {"uniform random": UniformRandom(), "enumeration": Enumeration()}
     rows = []
     for number, (name, source) in enumerate(sources.items(), 1):

@@ -13,7 +13,7 @@ from .group_relative import update
 from .learner import Learner
 from .problem import Problem
 from .reward import reward
-from .validate import standing
+from .validate import BEAM, standing
 
 LEAST_GAIN = 0.0005
 """In the mean logarithm of seconds: a smaller gain over imitation is chance, the simpler weights are kept."""
@@ -22,7 +22,7 @@ LEAST_GAIN = 0.0005
 def judged(context: Context, policy: Policy, problems: Sequence[Problem]) -> dict[str, float]:
     """Mean logarithm of seconds over the best known after each number of proposals, and the mean of those."""
     evaluations = context.recipe.evaluations[:-1]
-    found = standing(Learned(policy), problems, evaluations, context.recipe.seed)
+    found = standing(Learned(policy, beam=BEAM), problems, evaluations, context.recipe.seed)
     return {**found.figures, "lost": float(found.mean.mean())}
 
 

@@ -25,6 +25,10 @@ MOST_PRICED = 4
 """Best templates by the closed form, whose plans are priced: a search prices eight at its start."""
 
 
+BEAM = 32
+"""Likeliest shapes that a policy begins with where proposals are counted, not seconds."""
+
+
 @dataclass(frozen=True, slots=True)
 class Standing:
     """One source on several problems: logarithms of seconds over the best known ones."""
