@@ -90,13 +90,13 @@ FULL = Scale(
     marks=MARKS,
     fine_marks=FINE_MARKS,
     budgets_s=BUDGETS_S,
-    compositions=12,
-    ablated=4,
-    unseen=4,
+    compositions=18,
+    ablated=8,
+    unseen=6,
     most_devices=1024,
     whole_grid=True,
     refined_s=60.0,
-    refined_every=8,
+    refined_every=3,
 )
 QUICK = Scale(
     seeds=(0,),

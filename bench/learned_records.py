@@ -15,9 +15,9 @@ UNIFORM = "uniform plans"
 RANKED = "random, ranked"
 """Uniform random choice, of which sand tells the best first, as of the policy's."""
 USUAL = "without the policy"
-"""The deterministic set alone: enumeration, then uniform plans."""
+"""What the search asks by itself, the deterministic set: enumeration and uniform plans, in turns."""
 TOGETHER = "with the policy"
-"""What the search asks under a clock: enumeration, the policy, uniform plans, in turns."""
+"""What the search asks with ``learned=True``: enumeration, the policy, uniform plans, in turns."""
 
 MIDDLE_DEVICES = 512
 """Clusters up to this size are planned in half a second, larger ones in three."""

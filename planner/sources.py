@@ -1,4 +1,4 @@
-"""The search as ``planner.find_plan``: with the learned policy among its sources.
+"""The search as ``planner.find_plan``: with the learned policy among its sources, where that is wanted.
 
 ``planner.search`` does not know the policy, which is built on it.
 """
@@ -26,18 +26,17 @@ def find_plan(
     on_progress: Callable[[Progress], None] | None = None,
     peers: Sequence[Strategy] = PEERS,
     sources: Sequence[Source] | None = None,
-    learned: bool | None = None,
+    learned: bool = False,
     clock: Callable[[], Seconds] = time.monotonic,
     steps: Collection[Step] = tuple(Step),
 ) -> Found:
     """``planner.search.find_plan``; ``learned``: with the policy beside the usual sources.
 
-    It counts only without ``sources``. By default the policy is asked under a clock, and not where
-    ``evaluations`` are counted: then the same inputs give the same plan on every machine, and a network's
-    last digits differ between them.
+    It counts only without ``sources``. The policy is not asked unless it is wanted: in short searches the
+    enumeration with moves finds plans that are as good (docs/negative-results.md).
     """
     notes: tuple[str, ...] = ()
-    if sources is None and (evaluations is None if learned is None else learned):
+    if learned and sources is None:
         sources, notes = with_policy(request)
     return search.find_plan(
         request,

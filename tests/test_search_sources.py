@@ -54,14 +54,11 @@ def test_the_policy_is_asked_and_enumeration_beside_it(with_weights):
     assert plans[0] == plans[1]
 
 
-def test_the_policy_is_asked_under_a_clock_and_not_where_evaluations_are_counted(without_weights):
+def test_the_policy_is_asked_only_where_it_is_wanted(without_weights):
     request = request_of(*MIXED)
     assert [source.name for source in sources.usual_sources(request)] == ["enumeration", "uniform"]
     assert find_plan(request, evaluations=3, peers=()).notes == ()
-    assert find_plan(request, time_budget_s=0.05, peers=(), learned=False).notes == ()
-    assert find_plan(request, time_budget_s=0.05, peers=()).notes == (
-        "planned without the learned policy: no weights",
-    )
+    assert find_plan(request, time_budget_s=0.05, peers=()).notes == ()
 
 
 def test_uniform_plans_come_in_one_small_batch():
