@@ -130,6 +130,20 @@ def more_devices_than_heads(num_blocks: int = LAYERS + 2) -> Plan:
     return Plan(model="hf", global_batch=6, sequence=SEQUENCE, pipelines=(pipeline,))
 
 
+def shared_experts(num_blocks: int = LAYERS + 2) -> Plan:
+    """EP 2 over two replicas, then EP 1 with parts of each expert in a replica of TP 2."""
+    first = Stage(
+        layers=(0, 3),
+        expert_parallel=2,
+        replicas=(Replica(devices=("a:0",), share=2), Replica(devices=("a:1",), share=1)),
+    )
+    second = Stage(
+        layers=(3, num_blocks), expert_tensor=2, replicas=(Replica(devices=("b:0", "b:1"), share=3),)
+    )
+    pipeline = Pipeline(micro_batches=2, micro_batch=3, stages=(first, second))
+    return Plan(model="hf", global_batch=6, sequence=SEQUENCE, pipelines=(pipeline,))
+
+
 @dataclass(frozen=True, kw_only=True)
 class Training:
     """One way to train a model."""
@@ -141,12 +155,15 @@ class Training:
     steps: int = 3
     adam: bool = True
     clip_norm: float | None = None
+    balance: float = 0.0
+    rows: int | None = None
+    """Of each batch; None: as many as the plan's."""
 
     def optimizer(self, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
         return torch.optim.AdamW(parameters, lr=1e-2) if self.adam else torch.optim.SGD(parameters, lr=0.3)
 
     def batch(self, step: int) -> dict[str, Tensor]:
-        return batch_of(step, padded=self.padded, rows=self.plan.global_batch)
+        return batch_of(step, padded=self.padded, rows=self.rows or self.plan.global_batch)
 
 
 @dataclass
@@ -169,7 +186,7 @@ def train_by_plan(training: Training) -> Trained:
         dtype=training.dtype,
         seed=SEED,
     )
-    model = huggingface(configs()[training.family])
+    model = huggingface(configs()[training.family], balance=training.balance)
     engine = Engine(training.plan, ModelParts.of(model), recipe)
     found = Trained()
     for step in range(training.steps):

@@ -2,9 +2,10 @@
 
 Each is trained by three plans of three ranks (replicas with unequal shares and recomputation before a longer
 stage; three unequal stages; a pipeline beside a rank that holds the whole model) and by two that are tensor
-parallel (TP 2 beside TP 1 before TP 2; TP 4 with two heads of k and v) with clipping, by AdamW and by SGD, on
-batches with and without padding, in float64 and in float32. Wanted are the loss that the original returns,
-the norm of its gradients and, with SGD, its parameters.
+parallel (TP 2 beside TP 1 before TP 2; TP 4 with two heads of k and v); those with experts also by EP 2 and
+by parts of each expert. With clipping, by AdamW and by SGD, on batches with and without padding, in float64
+and in float32. Wanted are the loss that the original returns, the norm of its gradients and, with SGD, its
+parameters.
 """
 
 from collections.abc import Iterator, Sequence
@@ -20,6 +21,7 @@ from .huggingface import (
     configs,
     gap,
     more_devices_than_heads,
+    shared_experts,
     three_stages,
     train_all_by_plan,
     train_originally,
@@ -29,7 +31,7 @@ from .huggingface import (
 )
 from .report import Options, Result, at_least, at_most, run_bench
 
-PLANS = (unequal_plan, three_stages, two_pipelines, unequal_degrees, more_devices_than_heads)
+PLANS = (unequal_plan, three_stages, two_pipelines, unequal_degrees, more_devices_than_heads, shared_experts)
 BOUNDS = {torch.float64: 1e-6, torch.float32: 1e-5}
 """In float64 too, since the originals compute norms, softmax and loss in float32 (rounding 6e-8)."""
 GROWTH = 5
@@ -70,6 +72,8 @@ def all_trainings(dtypes: Sequence[torch.dtype], num_steps: int) -> Iterator[Tra
     """All combinations."""
     plans, both = [plan() for plan in PLANS], (True, False)
     for family, plan, dtype, padded, adam in product(configs(), plans, dtypes, both, both):
+        if plan == shared_experts() and family not in ("mixtral", "qwen3_moe"):
+            continue
         yield Training(
             family=family, plan=plan, dtype=dtype, padded=padded, adam=adam, steps=num_steps, clip_norm=0.5
         )

@@ -254,6 +254,7 @@ REFUSED = {
         lambda: transformers.MixtralConfig(output_router_logits=True),
         "output_router_logits=True adds a loss over all layers",
     ),
+    "jitter": (lambda: transformers.MixtralConfig(router_jitter_noise=0.1), "router_jitter_noise=0.1 draws"),
     "layerdrop": (lambda: transformers.OPTConfig(layerdrop=0.1), "layerdrop=0.1 leaves out layers"),
     "rope": (
         lambda: transformers.LlamaConfig(

@@ -19,7 +19,9 @@ from .saving import Trained, save_folder
 from .sharing import styles_of
 
 
-def huggingface(source: Any, *, weights: Path | str | None = None) -> "HuggingFaceModel":
+def huggingface(
+    source: Any, *, weights: Path | str | None = None, balance: float = 0.0
+) -> "HuggingFaceModel":
     """A causal language model of transformers for ``session.engine``: embedding, layers, norm with head.
 
         engine = session.engine(
@@ -40,6 +42,8 @@ def huggingface(source: Any, *, weights: Path | str | None = None) -> "HuggingFa
             block), or a folder with ``config.json`` and safetensors files, of which each rank reads those of
             its own blocks.
         weights: Folder of the safetensors files where ``source`` is a config.
+        balance: Factor of a load-balancing loss of experts, of each layer and sample by itself (see
+            ``arachne.MoE``); transformers' own, of all layers and samples together, depends on the split.
 
     Raises:
         ModelError: A model of another family, or with settings that a plan cannot keep.
@@ -68,7 +72,7 @@ def huggingface(source: Any, *, weights: Path | str | None = None) -> "HuggingFa
     if weights is not None:
         prefix = family.decoder.partition(".")[0] + "."
         files = Checkpoint.open(Path(weights), model_type=config.model_type, prefix=prefix)
-    return HuggingFaceModel(config, files)
+    return HuggingFaceModel(config, files, balance)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,12 +83,14 @@ class HuggingFaceModel:
     """Of transformers."""
     weights: Checkpoint | None = None
     """Where first values come from; None: they are drawn."""
+    balance: float = 0.0
+    """Factor of the load-balancing loss."""
 
     def __call__(self) -> nn.Module:
         """The original model with a layout that names its blocks."""
         family = family_of(self.config)
         original = optional("transformers").AutoModelForCausalLM.from_config(copy.deepcopy(self.config))
-        model = CausalLM(original, family)
+        model = CausalLM(original, family, balance=self.balance)
         decoder = original.get_submodule(family.decoder)
         ends = [name for name in family.last if getattr(decoder, name) is not None]
         styles, divides = styles_of(self.config, model.layers)

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from .batch import TokenBatch
 from .families import Attention, Family
 from .library import optional
+from .routed import with_routed_experts
 from .sharing import follow_shares, note_numbers
 
 
@@ -45,16 +46,17 @@ class CausalLM(nn.Module):
     like: Tensor
     """Empty; has the dtype of the stage."""
 
-    def __init__(self, original: Any, family: Family) -> None:
+    def __init__(self, original: Any, family: Family, *, balance: float = 0.0) -> None:
         super().__init__()
         self.original = original
         decoder = original.get_submodule(family.decoder)
         self.embedding = family.embedding(decoder)
         layers = getattr(decoder, family.layers)
         attentions = [family.attention(original.config, index) for index in range(len(layers))]
-        self.layers = nn.ModuleList(map(DecoderLayer, layers, attentions))
         for layer in layers:
             note_numbers(layer, original.config)
+        routed = [with_routed_experts(layer, original.config, balance) for layer in layers]
+        self.layers = nn.ModuleList(map(DecoderLayer, routed, attentions))
         dtype = next(p.dtype for p in original.parameters())
         self.register_buffer("like", torch.empty(0, dtype=dtype), persistent=False)
         rotary = getattr(decoder, "rotary_emb", None)

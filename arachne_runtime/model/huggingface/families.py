@@ -107,7 +107,8 @@ _ROPE_TYPES = ("default", "linear", "llama3", "yarn")
 
 _SETTINGS: Mapping[str, str] = {
     "output_router_logits": "adds a loss over all layers and the whole batch at once, which would depend on "
-    "how a plan splits it; set it to False",
+    "how a plan splits it; set it to False, and arachne.huggingface(..., balance=) for one of each sample",
+    "router_jitter_noise": "draws noise for each token; set it to 0",
     "layerdrop": "leaves out layers at random; set it to 0",
     "add_cross_attention": "needs an encoder; set it to False",
     "quantization_config": "is for inference; give weights that can be trained",

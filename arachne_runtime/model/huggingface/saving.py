@@ -12,6 +12,7 @@ from torch import Tensor
 from ...errors import UnsupportedPlanError
 from ...plan.placement import Place
 from ...plan.plan import Plan
+from ...plan.tiling import shares_experts
 from ..stage import StageModule
 from .checkpoint import INDEX, Wanted
 from .library import optional
@@ -30,9 +31,10 @@ def save_folder(engine: Trained, folder: Path, config: Any, blocks: Sequence[Map
     """Write config.json, an index, and of each stage of the first pipeline its own parameters.
 
     Raises:
-        UnsupportedPlanError: A rank holds only a part of a parameter.
+        UnsupportedPlanError: A rank of the first pipeline holds only a part of a parameter.
 
     """
+    _refuse_parts(engine.plan)
     folder.mkdir(parents=True, exist_ok=True)
     for place, stage in zip(engine.places, engine.stages, strict=True):
         if (place.pipeline, place.replica, place.tp_rank) == (0, 0, 0):
@@ -42,6 +44,16 @@ def save_folder(engine: Trained, folder: Path, config: Any, blocks: Sequence[Map
         _write_index(engine.plan, folder, config, blocks)
     if dist.is_initialized():
         dist.barrier()  # who returns may read all of it
+
+
+def _refuse_parts(plan: Plan) -> None:
+    """Alike on every rank, before one of them waits for the others."""
+    for number, stage in enumerate(plan.pipelines[0].stages):
+        if shares_experts(stage) or len(stage.replicas[0].devices) > 1:
+            raise UnsupportedPlanError(
+                f"$.pipelines[0].stages[{number}] holds parameters in parts (TP or experts), and a folder is "
+                "written from whole ones: save under a plan with TP 1 and expert_parallel 1"
+            )
 
 
 def _owned(blocks: Sequence[Mapping[str, Wanted]]) -> Iterator[tuple[int, str, Wanted]]:
@@ -61,11 +73,7 @@ def _tensors(stage: StageModule, config: Any, blocks: Sequence[Mapping[str, Want
         if index not in stage.block_range:
             continue
         value = state[f"blocks.{index}.{name}"]
-        if tuple(value.shape) != parameter.shape:
-            raise UnsupportedPlanError(
-                f"block {index}: this rank holds {tuple(value.shape)} of {name}, which is {parameter.shape}; "
-                "a folder is written from whole parameters: train with TP 1 and expert_parallel 1"
-            )
+        assert tuple(value.shape) == parameter.shape
         for piece in pieces_of(config.model_type, parameter.names[0], parameter.shape):
             found[piece.name] = value[piece.where].detach().cpu().contiguous()
     return found
