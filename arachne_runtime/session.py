@@ -22,7 +22,8 @@ from .engine import Engine, Recipe
 from .engine.precision import Precision
 from .engine.recipe import Inputs, Loss, Optimizers, Schedule, refuse_no_integers
 from .errors import UnsupportedEnvironmentError, UsageError
-from .measure.recorder import Recorder
+from .measure.board import Board
+from .measure.recorder import Recorder, Records, Silence
 from .model import ModelParts
 from .plan.cluster import index_of
 from .plan.files import read_plan
@@ -46,6 +47,7 @@ class Surroundings:
     world_size: int
     plan: Path | None
     trace: Path | None
+    tensorboard: Path | None
 
     @classmethod
     def here(cls) -> "Surroundings":
@@ -56,6 +58,7 @@ class Surroundings:
             world_size=dist.get_world_size() if joined else int(os.environ.get("WORLD_SIZE", "1")),
             plan=_path(os.environ.get("ARACHNE_PLAN")),
             trace=_path(os.environ.get("ARACHNE_TRACE")),
+            tensorboard=_path(os.environ.get("ARACHNE_TENSORBOARD")),
         )
 
 
@@ -79,6 +82,8 @@ class Session:
         device: Where this rank computes; default: the CUDA device with the plan's index, or the CPU where
             there is no CUDA.
         trace: Folder for the records of every action, ``rank-<r>.jsonl``; default: the launcher's, or none.
+        tensorboard: Folder in which rank 0 writes loss, gradient norm, speed and each stage's part of waiting
+            for TensorBoard; default: the launcher's, or none.
         timeout_s: How long a collective may wait for the other ranks.
 
     Raises:
@@ -94,6 +99,7 @@ class Session:
         *,
         device: torch.device | str | None = None,
         trace: Path | str | None = None,
+        tensorboard: Path | str | None = None,
         timeout_s: Seconds = DEFAULT_TIMEOUT_S,
     ) -> None:
         around = Surroundings.here()
@@ -104,6 +110,7 @@ class Session:
         _refuse_world(self.plan, self.world_size)
         self.device = _choose_device(device, self.plan, self.rank)
         self._trace = Path(trace) if trace is not None else around.trace
+        self._tensorboard = Path(tensorboard) if tensorboard is not None else around.tensorboard
         if not isinstance(timeout_s, int | float) or not timeout_s > 0:
             raise UsageError(f"timeout_s={timeout_s!r} is no time to wait; give seconds, above 0")
         self._timeout_s = timeout_s
@@ -211,13 +218,23 @@ class Session:
         parts = model if isinstance(model, ModelParts) else ModelParts.of(model)
         plan = self.plan if self.plan and not self._is_planless else lone_plan(parts.num_blocks)
         self.plan = plan
-        recorder = None
-        if self._trace is not None:
-            recorder = Recorder(self._trace, rank=self.rank, plan=plan, device=self.device)
-            self._open.enter_context(recorder)
-        self._engine = Engine(plan, parts, recipe, device=self.device, recorder=recorder)
+        records, board = self._hooks(plan)
+        on_step = board.write if board is not None else None
+        self._engine = Engine(plan, parts, recipe, device=self.device, recorder=records, on_step=on_step)
         self._engines.append(self._engine)
         return self._engine
+
+    def _hooks(self, plan: Plan) -> tuple[Records, Board | None]:
+        """What the engine tells its times to, and what writes scalars of them."""
+        records: Records = Silence()
+        if self._trace is not None:
+            recorder = Recorder(self._trace, rank=self.rank, plan=plan, device=self.device)
+            records = self._open.enter_context(recorder)
+        if self._tensorboard is None:
+            return records, None
+        board = Board(self._tensorboard, rank=self.rank, plan=plan, device=self.device, records=records)
+        self._open.callback(board.close)
+        return board, board
 
     def batches(
         self,

@@ -44,6 +44,7 @@ from .worker import DEVICE_VARIABLE
 
 PLAN_VARIABLE = "ARACHNE_PLAN"
 TRACE_VARIABLE = "ARACHNE_TRACE"
+TENSORBOARD_VARIABLE = "ARACHNE_TENSORBOARD"
 RUN_VARIABLE = "ARACHNE_RUN"
 """In the environment of every process of a job: tells them from all others."""
 RENDEZVOUS_S = 600
@@ -91,6 +92,7 @@ def run_plan(
     *,
     env: Mapping[str, str] | None = None,
     trace: Path | None = None,
+    tensorboard: Path | None = None,
     quiet: bool = False,
     log_dir: Path | None = None,
 ) -> None:
@@ -103,6 +105,7 @@ def run_plan(
     devices = rank_order(plan)
     _refuse_shared_gpus(devices)
     make_writable(trace, "--trace")
+    make_writable(tensorboard, "--tensorboard")
     _keep_plan(plan, trace)
     launch(
         Job(
@@ -110,7 +113,7 @@ def run_plan(
             command=script_command(command),
             num_ranks=len(devices),
             where=where_in(plan),
-            environment=plan_environment(plan_path, trace, env),
+            environment=plan_environment(plan_path, trace, tensorboard, env),
             quiet=quiet,
             log_dir=log_dir,
             meeting=Meeting(address=_local_address()),
@@ -125,18 +128,20 @@ def run_node(
     command: Sequence[str],
     *,
     trace: Path | None = None,
+    tensorboard: Path | None = None,
     log_dir: Path | None = None,
 ) -> None:
     """Run one node of a plan that spans several; the others are started elsewhere and meet at the first."""
     plan = _runnable(plan_path)
     make_writable(trace, "--trace")
+    make_writable(tensorboard, "--tensorboard")
     nodes = {found.name: found for found in nodes_of(plan)}
     if node not in nodes:
         raise UsageError(f"the plan has no devices on node {node!r}; its nodes are {', '.join(nodes)}")
     ours, first = nodes[node], hosts.node[next(iter(nodes))]
     if ours.node_rank == 0:
         _keep_plan(plan, trace)
-    environment = plan_environment(plan_path, trace)
+    environment = plan_environment(plan_path, trace, tensorboard)
     interface = interface_of(hosts.node[node].address)
     if interface is not None and "GLOO_SOCKET_IFNAME" not in os.environ:
         environment["GLOO_SOCKET_IFNAME"] = interface
@@ -198,12 +203,17 @@ def run_ranks(
 
 
 def plan_environment(
-    plan_path: Path, trace: Path | None, env: Mapping[str, str] | None = None
+    plan_path: Path,
+    trace: Path | None,
+    tensorboard: Path | None = None,
+    env: Mapping[str, str] | None = None,
 ) -> dict[str, str]:
     """What ranks need to find their plan and where to write their records."""
     found = {PLAN_VARIABLE: str(plan_path.absolute())}
     if trace is not None:
         found[TRACE_VARIABLE] = str(trace.absolute())
+    if tensorboard is not None:
+        found[TENSORBOARD_VARIABLE] = str(tensorboard.absolute())
     return {**found, **(env or {})}
 
 

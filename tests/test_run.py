@@ -22,7 +22,8 @@ ARACHNE = [sys.executable, "-m", "launch"]
 
 TELL = """
 import json, os, sys
-names = "RANK WORLD_SIZE ARACHNE_PLAN ARACHNE_TRACE ARACHNE_DEVICE OMP_NUM_THREADS".split()
+names = "RANK WORLD_SIZE ARACHNE_PLAN ARACHNE_TRACE ARACHNE_TENSORBOARD ARACHNE_DEVICE OMP_NUM_THREADS"
+names = names.split()
 told = {name: os.environ.get(name) for name in names}
 told |= {"argv": sys.argv, "path": sys.path[0], "name": __name__, "file": __file__}
 with open(os.path.join(os.environ["TOLD"], told["RANK"]), "w") as file:
@@ -82,12 +83,19 @@ def test_ranks_are_the_plans_devices_in_rank_order_with_their_environment(tmp_pa
     monkeypatch.chdir(tmp_path)
     (tmp_path / "told").mkdir()
     words = ["python", script(tmp_path, TELL), "--lr", "3"]
-    run_plan(Path("plan.json"), words, env={"TOLD": str(tmp_path / "told")}, trace=Path("trace"))
+    run_plan(
+        Path("plan.json"),
+        words,
+        env={"TOLD": str(tmp_path / "told")},
+        trace=Path("trace"),
+        tensorboard=Path("board"),
+    )
     ranks = told(tmp_path / "told")
     assert [rank["ARACHNE_DEVICE"] for rank in ranks] == ["v:0", "v:1", "a:0"]
     assert {rank["WORLD_SIZE"] for rank in ranks} == {"3"}
     assert {rank["ARACHNE_PLAN"] for rank in ranks} == {str(plan_file)}
     assert {rank["ARACHNE_TRACE"] for rank in ranks} == {str(tmp_path / "trace")}
+    assert {rank["ARACHNE_TENSORBOARD"] for rank in ranks} == {str(tmp_path / "board")}
     assert {rank["OMP_NUM_THREADS"] for rank in ranks} == {"1"}
     assert ranks[0]["argv"] == words[1:]
     assert (ranks[0]["path"], ranks[0]["name"], ranks[0]["file"]) == (str(tmp_path), "__main__", words[1])

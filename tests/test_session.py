@@ -47,7 +47,7 @@ UNEQUAL = Plan(
 
 @pytest.fixture(autouse=True)
 def _alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("RANK", "WORLD_SIZE", "ARACHNE_PLAN", "ARACHNE_TRACE"):
+    for name in ("RANK", "WORLD_SIZE", "ARACHNE_PLAN", "ARACHNE_TRACE", "ARACHNE_TENSORBOARD"):
         monkeypatch.delenv(name, raising=False)
 
 

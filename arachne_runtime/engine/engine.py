@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from ..data.batch import StepBatch, as_step_batch
 from ..data.loader import LoadedRows
 from ..errors import UsageError
-from ..measure.recorder import Recorder, Records, Silence
+from ..measure.recorder import Records, Silence
 from ..mesh import Mesh
 from ..model import ModelParts, StageModule
 from ..model.experts import ExpertMesh, place_experts
@@ -85,6 +85,7 @@ class Engine:
         recipe: How it is trained.
         device: Where the stage lives; default: CUDA device by the plan's index if there is CUDA, else CPU.
         recorder: Writes down how long each action took.
+        on_step: Told of each finished step, on every rank.
         blocking: End each communication before the next is issued, to find errors in their order.
 
     Raises:
@@ -100,7 +101,8 @@ class Engine:
         recipe: Recipe,
         *,
         device: torch.device | None = None,
-        recorder: Recorder | None = None,
+        recorder: Records | None = None,
+        on_step: Callable[[StepReport], None] | None = None,
         blocking: bool = False,
     ) -> None:
         distributed = dist.is_initialized()
@@ -128,7 +130,7 @@ class Engine:
         """Steps done."""
         self.scale = LossScale() if recipe.precision is Precision.FP16 else None
         """Of the losses, in float16."""
-        self._settings = settings_number(plan, parts, *recipe.common())
+        self._settings = settings_number(plan, parts, *recipe.common(), on_step is None)
         context = parts.context_on(device, recipe.dtype)
         self._plays = {
             place.stage: self._make_play(place, stage, context, loss_over(recipe.loss, each.tensor))
@@ -138,6 +140,7 @@ class Engine:
         """Stages whose losses and items this rank adds to those of others: one rank of each replica does."""
         self._within = frozenset(stage for stage in self._plays if stage + 1 in self._plays)
         self._records: Records = recorder or Silence()
+        self._on_step = on_step
         self._blocking = blocking
         self._is_open = True
         self._program = lru_cache(KEPT_PROGRAMS)(self._make_program)
@@ -252,10 +255,13 @@ class Engine:
         if self.scale is not None:
             self.scale.update(finite=not skipped)
         self.num_steps += 1
-        return StepReport(
+        report = StepReport(
             step=self.num_steps - 1, loss=loss, grad_norm=norm, num_rows=batch.num_rows, num_items=count,
             seconds=time.perf_counter() - start, skipped=skipped, loss_scale=scale,
         )  # fmt: skip
+        if self._on_step is not None:
+            self._on_step(report)
+        return report
 
     def evaluate(self, batches: Iterable[Any]) -> EvaluationReport:
         """The loss over some batches, without training on them; every rank calls it, with the same batches.

@@ -127,11 +127,7 @@ class Recorder:
 
     def mark(self) -> Mark:
         """Now: seconds on the host, or an event on the current CUDA stream."""
-        if not self._cuda:
-            return perf_counter()
-        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-        event.record()
-        return event
+        return read_clock(self._device)
 
     def add(
         self, kind: RecordKind, name: str, marks: Sequence[Mark], *, samples: int = 0, sent_bytes: Bytes = 0
@@ -187,7 +183,7 @@ class Recorder:
         self.close()
 
     def _record(self, entry: _Entry) -> Record:
-        at = [_seconds(self._start, mark) for mark in entry.marks]
+        at = [seconds_between(self._start, mark) for mark in entry.marks]
         parts = [b - a for a, b in pairwise(at)] + [0.0] * (4 - len(at))
         wait_s, compute_s, transfer_s = parts
         return Record(
@@ -207,7 +203,17 @@ class Recorder:
         )
 
 
-def _seconds(start: Mark, end: Mark) -> Seconds:
+def read_clock(device: torch.device) -> Mark:
+    """Now: seconds on the host, or an event on the current CUDA stream."""
+    if device.type != "cuda":
+        return perf_counter()
+    event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+    event.record()
+    return event
+
+
+def seconds_between(start: Mark, end: Mark) -> Seconds:
+    """Of two readings of one clock."""
     if isinstance(start, float) and isinstance(end, float):
         return end - start
     assert isinstance(start, torch.cuda.Event)

@@ -1,6 +1,7 @@
 """A timeline in Chrome's trace format (chrome://tracing, Perfetto): a process a node, a thread a device.
 
-Format: "Trace Event Format", Google, 2016: complete events (``X``) and names (``M``), times in microseconds.
+Format: "Trace Event Format", Google, 2016: complete events (``X``), counters (``C``) and names (``M``), times
+in microseconds.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,7 +18,7 @@ class TraceEvent(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     name: str
     ph: str
-    """``X``: took a while; ``M``: names a process or thread."""
+    """``X``: took a while; ``C``: counts something; ``M``: names a process or thread."""
     pid: int
     """The node, by its position in the cluster."""
     tid: int
@@ -26,7 +27,7 @@ class TraceEvent(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     ts: float = 0.0
     """Start in microseconds."""
     dur: float = 0.0
-    args: dict[str, str] = {}
+    args: dict[str, str | int] = {}
 
 
 class Trace(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
@@ -58,11 +59,11 @@ def _events(
             cat=span.kind.value,
             pid=pid,
             tid=tid,
-            ts=_us(span.start_s),
-            dur=_us(span.end_s - span.start_s),
+            ts=microseconds(span.start_s),
+            dur=microseconds(span.end_s - span.start_s),
         )
 
 
-def _us(seconds: Seconds) -> float:
+def microseconds(seconds: Seconds) -> float:
     """To the nanosecond, which is as fine as the format goes."""
     return round(seconds * 1e6, 3)

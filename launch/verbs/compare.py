@@ -14,6 +14,7 @@ from arachne_runtime.plan.files import read_cluster, read_plan
 from arachne_runtime.plan.plan import Plan
 from arachne_runtime.units import Seconds, format_bytes, format_seconds, significant
 
+from ..folders import check_writable
 from ..inputs import model_from, profile_from
 from ..options import AsJson, ProfileOfModel
 
@@ -51,16 +52,22 @@ def command(
     run: Annotated[
         Path | None, typer.Option(help="Lay these records (arachne run --trace DIR) beside the plan's price.")
     ] = None,
+    trace: Annotated[
+        Path | None, typer.Option(help="Draw that run under its price, for chrome://tracing or Perfetto.")
+    ] = None,
     as_json: AsJson = False,
 ) -> int | None:
     """Price plans beside what rival strategies propose.
 
     All for the same problem; exit code 4 where none fits. With --run: measured beside predicted.
     """
+    check_writable(trace, "--trace")
+    if run is None and trace is not None:
+        raise UsageError(f"--trace {trace} draws a run: give its records, --run DIR")
     if run is not None:
         from ..report.compare_run import tell_run
 
-        tell_run(plans, run, cluster, model, profile, as_json=as_json)
+        tell_run(plans, run, cluster, model, profile, trace=trace, as_json=as_json)
         return None
     if cluster is None or model is None:
         raise UsageError("plans are priced for devices and a model: give --cluster and --model")

@@ -39,6 +39,9 @@ def command(
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the commands and start nothing.")] = False,
     trace: Annotated[Path | None, typer.Option(help="Write each rank's records into this folder.")] = None,
+    tensorboard: Annotated[
+        Path | None, typer.Option(help="Write loss, speed and waiting for TensorBoard into this folder.")
+    ] = None,
     log_dir: Annotated[
         Path | None, typer.Option(help="Also write each rank's output into this folder.")
     ] = None,
@@ -46,7 +49,7 @@ def command(
     """Run a training script on every device of a plan."""
     found = read_plan(plan)  # a plan that is wrong is said at once, before torch is loaded
     refuse_unrunnable(found)
-    asked = _Asked(plan, found, tuple(script), trace, log_dir)
+    asked = _Asked(plan, found, tuple(script), trace, tensorboard, log_dir)
     if hosts is None and node is not None:
         raise UsageError(f"--node {node} needs --hosts: the nodes meet at the address of the first one")
     if dry_run:
@@ -68,7 +71,13 @@ def _here(asked: "_Asked") -> None:
     from ..torchrun import run_plan
 
     _tell_one_machine(asked.plan)
-    run_plan(asked.plan_path, asked.script, trace=asked.trace, log_dir=asked.log_dir)
+    run_plan(
+        asked.plan_path,
+        asked.script,
+        trace=asked.trace,
+        tensorboard=asked.tensorboard,
+        log_dir=asked.log_dir,
+    )
 
 
 def _tell_one_machine(plan: Plan) -> None:
@@ -101,6 +110,7 @@ class _Asked:
     plan: Plan
     script: tuple[str, ...]
     trace: Path | None
+    tensorboard: Path | None
     log_dir: Path | None
 
     def commands(self, hosts_path: Path, node: str | None) -> tuple[Hosts, dict[str, list[str]]]:
@@ -110,7 +120,7 @@ class _Asked:
         names = [found.name for found in nodes.nodes_of(self.plan)]
         if node is not None and node not in names:
             raise UsageError(f"the plan has no devices on node {node!r}; its nodes are {', '.join(names)}")
-        paths = {"--trace": self.trace, "--log-dir": self.log_dir}
+        paths = {"--trace": self.trace, "--tensorboard": self.tensorboard, "--log-dir": self.log_dir}
         options = [word for name, path in paths.items() if path for word in (name, str(path.absolute()))]
         wanted = names if node is None else [node]
         return hosts, {
@@ -147,7 +157,15 @@ def _on_hosts(asked: _Asked, hosts_path: Path, node: str | None) -> int | None:
     from ..torchrun import run_node
 
     try:
-        run_node(asked.plan_path, hosts, node, asked.script, trace=asked.trace, log_dir=asked.log_dir)
+        run_node(
+            asked.plan_path,
+            hosts,
+            node,
+            asked.script,
+            trace=asked.trace,
+            tensorboard=asked.tensorboard,
+            log_dir=asked.log_dir,
+        )
     except RanksFailedError as error:
         if not leashed:
             raise
