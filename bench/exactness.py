@@ -14,6 +14,7 @@ from .exactness_halves import HALVES
 from .exactness_plans import INTERLEAVED, PLAIN, ZERO_BUBBLE
 from .exactness_precision import EVALUATED, FROZEN, PRECISION, TENSOR_PRECISION
 from .exactness_tensor import TENSOR
+from .exactness_zero import ZERO
 from .report import Options, Result, at_least, at_most, run_bench
 
 KINDS = (
@@ -27,6 +28,7 @@ KINDS = (
     EVALUATED,
     *PRECISION,
     *TENSOR_PRECISION,
+    ZERO,
 )
 WANTED = 306
 """Combinations that the rules accept; 12 with ``--quick``."""

@@ -24,6 +24,7 @@ from torch.distributed.elastic.multiprocessing import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
+from arachne_runtime.backends.environment import refuse_without_deepspeed
 from arachne_runtime.errors import UnsupportedEnvironmentError, UsageError
 from arachne_runtime.plan import files
 from arachne_runtime.plan.cluster import node_of
@@ -173,9 +174,10 @@ def _keep_plan(plan: Plan, trace: Path | None) -> None:
 
 
 def _runnable(plan_path: Path) -> Plan:
-    """The plan, unless this version's engine cannot run it."""
+    """The plan, unless this version's engine cannot run it, here or anywhere."""
     plan = files.read_plan(plan_path)
     refuse_unrunnable(plan)
+    refuse_without_deepspeed(plan)
     return plan
 
 

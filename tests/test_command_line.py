@@ -208,10 +208,7 @@ def test_check_of_a_valid_plan(tmp_path):
     plan, cluster, model = inputs(tmp_path)
     done = arachne("check", plan, "--cluster", cluster, "--model", model)
     assert (done.returncode, done.stderr) == (0, "")
-    first, *obstacles = done.stdout.splitlines()
-    assert first == f"{plan}: valid (2 pipelines, 3 stages, 6 devices, 5 blocks)"
-    assert obstacles
-    assert all(line.startswith("  arachne run cannot run it: $.pipelines") for line in obstacles)
+    assert done.stdout == f"{plan}: valid (2 pipelines, 3 stages, 6 devices, 5 blocks)\n"
 
 
 def test_check_against_another_cluster_and_model(tmp_path):
@@ -232,7 +229,7 @@ def test_check_as_json(tmp_path):
     plan, _, _ = inputs(tmp_path)
     done = arachne("check", plan, "--json")
     answer = json.loads(done.stdout)
-    assert (done.returncode, answer.pop("obstacles")[0][:13]) == (0, "$.pipelines[0")
+    assert (done.returncode, answer.pop("obstacles")) == (0, [])
     assert answer == {"file": str(plan), "valid": True, "problems": []}
     done = arachne("check", written(tmp_path, changed(PLAN, {"global_batch": 1, "model": ""})), "--json")
     answer = json.loads(done.stdout)

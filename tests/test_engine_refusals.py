@@ -55,17 +55,6 @@ def batch(num_rows=8):
     return torch.randn(num_rows, 3), torch.randn(num_rows, 3)
 
 
-@pytest.mark.parametrize(
-    ("plan", "told"),
-    [
-        (with_stage(zero=1), r"\$\.pipelines\[0\]\.stages\[0\]\.zero is 1"),
-    ],
-)
-def test_plans_of_a_later_version_are_refused(plan, told):
-    with pytest.raises(UnsupportedPlanError, match=told):
-        engine(plan)
-
-
 TWO_REPLICAS = (Replica(devices=("a:0",), share=2), Replica(devices=("a:1",), share=2))
 
 
@@ -227,10 +216,9 @@ def test_sparse_gradients_are_refused():
 
 
 def test_the_first_fault_does_not_hide_the_others():
-    plan = with_stage(zero=2, replicas=TWO_REPLICAS)
     with pytest.raises(UnsupportedPlanError) as caught:
-        refuse_unrunnable(msgspec.structs.replace(plan, pipelines=plan.pipelines * 2))
-    assert len(str(caught.value).splitlines()) == 3
+        refuse_unrunnable(with_stage(zero=3, expert_parallel=2, recompute=True, replicas=TWO_REPLICAS))
+    assert len(str(caught.value).splitlines()) > 3
 
 
 def test_a_stage_without_parameters_trains():

@@ -320,10 +320,10 @@ def test_what_cannot_be_run_or_written_is_refused_before_anything_starts(tmp_pat
         assert f"{option} {tmp_path}/file/below: nothing can be written there (Not a dir" in done.stderr
         assert "Traceback" not in done.stderr
     text = plan_file.read_text()
-    plan_file.write_text(text.replace('"layers"', '"zero": 1, "layers"'))
+    plan_file.write_text(text.replace('"layers"', '"zero": 2, "layers"'))
     done = arachne("run", str(plan_file), "--", marks)
     assert done.returncode == 3
-    assert "$.pipelines[0].stages[0].zero is 1; this version" in done.stderr
+    assert "$.pipelines[0].stages[0].zero is 2" in done.stderr
     assert not (tmp_path / "ran").exists()
 
 

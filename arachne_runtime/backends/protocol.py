@@ -1,8 +1,10 @@
 """What the engine asks of whatever holds the optimizer of a rank, and the plain answer: torch's, whole."""
 
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from typing import Protocol
 
+from torch import Tensor
 from torch.optim import Optimizer
 
 
@@ -25,6 +27,10 @@ class OptimizerBackend(Protocol):
         """Inside, every parameter of the stage can be read whole; all its ranks enter it together."""
         ...
 
+    def kept(self) -> Iterator[Tensor]:
+        """All that it holds from step to step beside parameters and gradients."""
+        ...
+
     def close(self) -> None:
         """Let go of process groups and hooks; it cannot step any more."""
         ...
@@ -45,5 +51,15 @@ class WholeStates:
         """They always are."""
         return nullcontext()
 
+    def kept(self) -> Iterator[Tensor]:
+        """The states."""
+        return iter(()) if self.optimizer is None else states_of(self.optimizer)
+
     def close(self) -> None:
         """Nothing is held."""
+
+
+def states_of(optimizer: Optimizer) -> Iterator[Tensor]:
+    """Tensors of an optimizer's states."""
+    for state in optimizer.state.values():
+        yield from (value for value in state.values() if isinstance(value, Tensor))

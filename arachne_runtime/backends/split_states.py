@@ -15,6 +15,7 @@ from torch.optim import Optimizer
 
 from ..errors import UnsupportedPlanError
 from .deepspeed import Split
+from .protocol import states_of
 
 DTYPES = (torch.float32, torch.float64, torch.bfloat16)
 """Of parameters that can be split: states are kept in the parameters' own dtype, as torch's optimizers do."""
@@ -91,6 +92,11 @@ class SplitStates:
     def whole(self) -> AbstractContextManager[None]:
         """Only the states are split."""
         return nullcontext()
+
+    def kept(self) -> Iterator[Tensor]:
+        """The states, and DeepSpeed's own copy of the parameters of this part."""
+        yield from self._split.zero.single_partition_of_fp32_groups
+        yield from states_of(self.optimizer)
 
     def close(self) -> None:
         """Let DeepSpeed go."""

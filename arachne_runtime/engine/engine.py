@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from ..backends.choice import backend_for
 from ..data.batch import StepBatch, as_step_batch
 from ..data.loader import LoadedRows
 from ..errors import UsageError
@@ -123,8 +124,9 @@ class Engine:
             place_experts(stage, self._mesh.experts[place.stage])
         self._accumulation = self._prepare_dtypes()
         self._gradients = Gradients.of(self.stages, self._mesh)
-        self.optimizer = self._make_optimizer()
-        """None on a rank without parameters that train."""
+        self._backend = backend_for(plan, self._mesh, list(self._trained()), self._make_optimizer())
+        self.optimizer = self._backend.optimizer
+        """None on a rank without parameters that train; under ZeRO it has this rank's part of the states."""
         self.schedule = recipe.lr_schedule(self.optimizer) if recipe.lr_schedule and self.optimizer else None
         self.num_steps = 0
         """Steps done."""
@@ -156,7 +158,7 @@ class Engine:
         return Accumulation.of(self.recipe.accumulate, (p for _, p in self.named_parameters()))
 
     def _make_optimizer(self) -> torch.optim.Optimizer | None:
-        recipe, parameters = self.recipe, [p for _, p in self.named_parameters() if p.requires_grad]
+        recipe, parameters = self.recipe, [p for _, p in self._trained()]
         if not parameters:
             return None
         made = recipe.optimizer(parameters)
@@ -193,13 +195,15 @@ class Engine:
                 yield from stage.block_parameters(block)
         yield from {name: p for stage in self.stages for name, p in stage.tied_parameters()}.items()
 
+    def _trained(self) -> Iterator[tuple[str, nn.Parameter]]:
+        return ((name, p) for name, p in self.named_parameters() if p.requires_grad)
+
     def _held(self) -> Iterator[Tensor]:
         """All that lives from step to step: weights, buffers, gradients, states of the optimizer."""
         for stage in self.stages:
             yield from chain(stage.parameters(), stage.buffers())
         yield from self._gradients.kept()
-        for state in self.optimizer.state.values() if self.optimizer is not None else ():
-            yield from (value for value in state.values() if isinstance(value, Tensor))
+        yield from self._backend.kept()
 
     def held_parts(self) -> dict[str, tuple[Intervals, ...]]:
         """What this rank holds of each whole parameter, by dim; by the names of ``named_parameters``."""
@@ -223,6 +227,7 @@ class Engine:
         self._is_open = False
         for stage in self.stages:
             place_experts(stage, ExpertMesh())
+        self._backend.close()
         self._gradients.close()
         self._mesh.close()
 
@@ -387,8 +392,7 @@ class Engine:
         if self.recipe.clip_norm is not None:
             self._gradients.clip(norm, self.recipe.clip_norm)
         self._accumulation.round()
-        if self.optimizer is not None:
-            self.optimizer.step()
+        self._backend.step()
         if self.schedule is not None:
             self.schedule.step()
         self._records.add(RecordKind.UPDATE, "update", (start, start, self._records.mark()))

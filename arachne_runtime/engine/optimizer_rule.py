@@ -3,6 +3,7 @@ them, it would step them otherwise.
 """
 
 import inspect
+import math
 from collections.abc import Sequence
 
 import torch
@@ -11,6 +12,7 @@ from torch.optim import Optimizer
 
 from ..errors import UnsupportedPlanError, UsageError
 from ..plan.plan import Plan
+from ..plan.zero import is_split
 from .recipe import Optimizers
 from .tolerance import tolerance_of
 
@@ -53,6 +55,28 @@ def refuse_optimizer(
         len(r.devices) > 1 for p in plan.pipelines for s in p.stages for r in s.replicas
     ):
         _refuse_whole(optimizer, make, like)
+    if any(is_split(stage) for pipeline in plan.pipelines for stage in pipeline.stages):
+        _refuse_shaped(optimizer, make, like)
+
+
+def _refuse_shaped(optimizer: Optimizer, make: Optimizers, like: Tensor) -> None:
+    """Refuse what looks at a parameter's shape: ZeRO steps runs of elements, which no parameter bounds."""
+    matrix, *_ = _parameters(like)
+    runs = [nn.Parameter(run.clone()) for run in torch.split(matrix.detach().flatten(), [5, 7])]
+    try:
+        (whole,) = _trained(optimizer, make, [[matrix]], of_one=True)
+    except Exception:  # an optimizer that was not made for these parameters
+        return
+    try:
+        flat = torch.cat(_trained(optimizer, make, [[run] for run in runs], of_one=True))
+        furthest = float((whole.flatten() - flat).abs().max())
+    except Exception:  # one that wants matrices
+        furthest = math.inf
+    if furthest > tolerance_of(whole.dtype) * float(whole.abs().max()):
+        raise UnsupportedPlanError(
+            f"{type(optimizer).__name__} steps a parameter by its shape, and ZeRO hands it runs of elements; "
+            "use an optimizer that treats each element alone (the SGD and Adam families), or set zero to 0"
+        )
 
 
 def _refuse_whole(optimizer: Optimizer, make: Optimizers, like: Tensor) -> None:

@@ -4,6 +4,7 @@ from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.dropout import _DropoutNd
 
+from ..backends.environment import refuse_without_deepspeed
 from ..errors import InvalidFileError, UnsupportedPlanError, UsageError
 from ..model import ModelParts
 from ..plan.placement import holding, places
@@ -27,6 +28,7 @@ def refuse_plan(plan: Plan, num_ranks: int) -> None:
             "device (torchrun --nproc-per-node, or `arachne run PLAN -- train.py`)"
         )
     refuse_unrunnable(plan)
+    refuse_without_deepspeed(plan)
 
 
 def refuse_model(plan: Plan, parts: ModelParts, *, stochastic: bool) -> None:

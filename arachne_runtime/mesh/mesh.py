@@ -14,6 +14,7 @@ from ..plan.placement import Place, holding, places, places_of
 from ..plan.plan import Plan
 from ..plan.shards import Position, position_of
 from ..plan.tiling import tiles
+from ..plan.zero import zero_groups
 from .transport import GlooTransport, NcclTransport, Transport
 
 
@@ -47,7 +48,7 @@ class Mesh:
         """
         num_ranks = len(plan.devices)
         sums = reductions(plan, summed)
-        groups = _groups((r.members for r in sums), rank, num_ranks)
+        groups = _groups(chain((r.members for r in sums), zero_groups(plan)), rank, num_ranks)
         mine = tuple(r for r in sums if rank in r.members)
         transport = _transport(plan, rank, device)
         starts = frozenset(r.blocks[0] for r in sums if r.tie is None and len(r.members) > 1)
