@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from arachne_runtime.engine import Engine, Recipe
-from arachne_runtime.engine import engine as engine_module
+from arachne_runtime.engine import program as program_module
 from arachne_runtime.errors import UsageError, WorkerFailedError
 from arachne_runtime.measure.recorder import Recorder
 from arachne_runtime.mesh import GlooTransport
@@ -169,14 +169,14 @@ def swapped(order):
 
 
 def issues_in_a_wrong_order(blocking):
-    right = engine_module.communications
+    right = program_module.communications
     if dist.get_rank() == 1:
-        engine_module.communications = lambda *args: swapped(list(right(*args)))
+        program_module.communications = lambda *args: swapped(list(right(*args)))
     try:
         engine = engine_of(TWO, lambda: [nn.Linear(3, 3) for _ in range(4)], blocking=blocking)
         return engine.step(batch(8)).loss
     finally:
-        engine_module.communications = right
+        program_module.communications = right
 
 
 def test_a_wrong_order_hangs_only_where_communication_blocks():

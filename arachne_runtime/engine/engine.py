@@ -4,7 +4,6 @@ import math
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import lru_cache
 from itertools import chain
 from typing import Any
@@ -22,13 +21,11 @@ from ..mesh import Mesh
 from ..model import ModelParts, StageModule
 from ..model.experts import ExpertMesh, place_experts
 from ..plan.cluster import index_of
-from ..plan.order import Communication, Inside, Reduction, Summed, Transfer, communications, share_of
+from ..plan.order import Reduction, Summed
 from ..plan.placement import Place, holding, places_of
 from ..plan.plan import Plan
 from ..plan.records import RecordKind
-from ..plan.rows import guest_row, has_guests, micro_batch_rows, replica_rows
-from ..plan.schedule import Action, Work, first_backward, row_actions
-from ..plan.schedule import num_rows as rows_of
+from ..plan.schedule import Work, first_backward
 from ..plan.shards import Intervals, held
 from .agreement import batch_number, refuse_disagreement, settings_number
 from .compiled import backend_of, compile_blocks, refuse_compiled
@@ -40,6 +37,7 @@ from .nonfinite import refuse_non_finite
 from .optimizer_rule import refuse_optimizer
 from .player import Context, Play, Player
 from .precision import Accumulation, LossScale, Precision, refuse_parameters, scale_gradients
+from .program import Program
 from .recipe import Loss, Recipe
 from .refusals import refuse_model, refuse_plan, runs_once, sees_whole_batch
 from .report import EvaluationReport, StepReport
@@ -49,30 +47,6 @@ from .weight import ItemWeight, RowWeight, Weight, whole_number
 
 KEPT_PROGRAMS = 8
 """Batch sizes whose order of communication is remembered: the full one and the last of an epoch recur."""
-
-
-@dataclass(frozen=True, slots=True)
-class Program:
-    """What this rank does in a step on a batch of some number of rows."""
-
-    rows: tuple[range, ...]
-    """Rows of each micro-batch that it plays: its own; none where the batch is too short for it."""
-    guests: frozenset[int]
-    """Micro-batches of which it plays one row that is another's, since others need its experts."""
-    actions: tuple[Action, ...]
-    """Those with rows."""
-    sequence: tuple[Communication, ...]
-    """Its messages and reductions in the total order, without the commit word."""
-
-
-def forward_only(program: Program) -> Program:
-    """The forwards of a program and their messages."""
-    return Program(
-        program.rows,
-        program.guests,
-        tuple(a for a in program.actions if a.work is Work.FORWARD),
-        tuple(c for c in program.sequence if _is_forward(c)),
-    )
 
 
 class Engine:
@@ -289,7 +263,7 @@ class Engine:
                 batch = as_step_batch(given)
                 if batch.num_rows:
                     self._refuse_rows(batch.num_rows)
-                    program = forward_only(self._program(batch.num_rows))
+                    program = self._program(batch.num_rows).forwards()
                     loss, count = self._run(program, batch, evaluates=True)
                     tally.add(loss, batch.num_rows, count, batch_number(batch))
             with self._told("the end of an evaluation"):
@@ -410,24 +384,7 @@ class Engine:
         return ItemWeight.start(count, self._mesh, may_be_none=may_be_none)
 
     def _make_program(self, num_rows: int) -> Program:
-        place = self.places[0]  # all stages of a rank split a micro-batch alike
-        pipeline, stage, _ = holding(self.plan, place)
-        micro_batches = micro_batch_rows(self.plan, num_rows)[place.pipeline]
-        rows = [replica_rows(stage, span)[place.replica] for span in micro_batches]
-        shared = has_guests(self.plan, pipeline, stage)
-        guests = frozenset(m for m, span in enumerate(micro_batches) if shared and span and not rows[m])
-        for m in guests:
-            rows[m] = guest_row(micro_batches[m])
-        actions = row_actions(
-            self.plan.schedule,
-            place.stage,
-            rows_of(self.plan.schedule, pipeline),
-            len(pipeline.stages),
-            pipeline.micro_batches,
-        )
-        *order, _ = communications(self.plan, num_rows, self._summed)
-        played = tuple(a for a in actions if rows[a.micro_batch])
-        return Program(tuple(rows), guests, played, share_of(place.rank, order))
+        return Program.of(self.plan, self.places, num_rows, self._summed)
 
     def _refuse_closed(self) -> None:
         if not self._is_open:
@@ -457,14 +414,6 @@ class Engine:
 def summed_of(parts: ModelParts) -> Summed:
     """What the order of communication must know of the model."""
     return Summed.of([[i.form for i in parts.parameters_of(b)] for b in range(parts.num_blocks)])
-
-
-def _is_forward(item: Communication) -> bool:
-    match item:
-        case Transfer(source=action) | Inside(action=action):
-            return action.work is Work.FORWARD
-        case _:
-            return False
 
 
 def default_device(device: str) -> torch.device:
