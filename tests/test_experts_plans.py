@@ -37,6 +37,7 @@ def plan_of(*pipelines, schedule=ScheduleKind.ONE_F_ONE_B):
 @dataclass(frozen=True)
 class Case:
     plan: Plan
+    compiled: bool | str = False
     adam: bool = False
     clip_norm: float | None = None
     rows: tuple[int, ...] = ()
@@ -54,6 +55,7 @@ class Case:
             clip_norm=self.clip_norm,
             dtype=torch.float64,
             seed=SEED,
+            compile=self.compiled,
         )
 
     def optimizer(self, parameters):
@@ -238,3 +240,7 @@ def test_random_tilings():
     for _, case, what in compare([(MIXTURE, case) for case in cases]):
         assert isinstance(what, Gap), what
         assert largest(case, what) < MIXTURE.bound_of(case), (case, what)
+
+
+def test_compiled_blocks_leave_experts_and_added_losses_as_they_are():
+    check([Case(WIDE, compiled="eager", rows=(12, 1, 7))])

@@ -6,6 +6,7 @@ import torch
 from torch import nn
 
 from ..errors import UnsupportedPlanError, UsageError
+from ..model.experts import HoldsExperts
 from ..model.stage import Chain, StageModule
 from ..plan.plan import Plan, ScheduleKind
 from ..plan.walk import said
@@ -46,7 +47,13 @@ def backend_of(asked: bool | str) -> str | None:
 
 
 def compile_blocks(stage: StageModule, backend: str) -> None:
-    """Compile each block where it is called next; parameters, names and hooks stay as they are."""
+    """Compile each block where it is called next; parameters, names and hooks stay as they are.
+
+    Experts are left out: the numbers of their tokens change with every call, and so would the code.
+    """
+    for module in stage.modules():
+        if isinstance(module, HoldsExperts):
+            module.forward = torch.compiler.disable(module.forward)  # type: ignore[no-untyped-call]
     for block in stage.blocks.values():
         for part in _parts(block):
             part.compile(backend=backend)
