@@ -20,7 +20,7 @@ def refuse_compiled(plan: Plan, backend: str | None) -> None:
         return
     for p, pipeline in enumerate(plan.pipelines):
         for s, stage in enumerate(pipeline.stages):
-            if stage.expert_parallel > 1 or any(len(replica.devices) > 1 for replica in stage.replicas):
+            if any(len(replica.devices) > 1 for replica in stage.replicas):
                 raise UnsupportedPlanError(
                     f"$.pipelines[{p}].stages[{s}] shares its blocks out over devices, whose exchanges a "
                     "compiler would have to keep in order; make each device a replica, or leave compile= out"
