@@ -241,6 +241,61 @@ def test_a_tie_that_is_cut_in_two_ways_is_refused():
         ModelParts.of(cls)
 
 
+class Headed(nn.Module):
+    """Attention that knows its number of heads."""
+
+    def __init__(self):
+        super().__init__()
+        self.heads = 2
+        self.qkv, self.out = nn.Linear(8, 24), nn.Linear(8, 8)
+
+    def forward(self, x):
+        q, k, v = (p.unflatten(-1, (self.heads, -1)).transpose(1, 2) for p in self.qkv(x).chunk(3, -1))
+        mixed = nn.functional.scaled_dot_product_attention(q, k, v)
+        return self.out(mixed.transpose(1, 2).flatten(-2))
+
+
+def step_of(qkv, divides, stochastic):
+    model = type("Model", (nn.Module,), {})
+
+    def make():
+        found = model()
+        found.layers = nn.ModuleList([Headed(), Headed()])
+        return found
+
+    rules = {"qkv": qkv, "out": "rowwise"}
+    arachne.pipelined(blocks="layers", tensor_parallel=rules, divides=divides)(model)
+    plan = plan_of(pipeline(2, 2, stage((0, 2), (A[:2], 2))))
+    recipe = Recipe(
+        optimizer=lambda p: torch.optim.SGD(p, lr=0.1),
+        loss=lambda y, b: y.square().mean(),
+        stochastic=stochastic,
+    )
+    engine = Engine(plan, ModelParts.of(make), recipe)
+    try:
+        return engine.step(torch.randn(4, 3, 8)).loss
+    except UnsupportedPlanError as error:
+        return str(error)
+    finally:
+        engine.close()
+
+
+def test_what_gives_another_result_shared_out_than_whole_is_refused():
+    """Nothing fails in these forwards: only the numbers are others."""
+    fused, split = arachne.Colwise(parts=3, heads="heads"), {"": ("heads",)}
+    right = run_ranks(2, step_of, fused, split, False)
+    assert isinstance(right[0], float)
+    assert right[0] == right[1]
+    undivided = run_ranks(2, step_of, fused, {}, False)
+    assert "block 0 (Headed) gives another result on 2 tensor-parallel ranks than whole" in undivided[0]
+    assert undivided[0] == undivided[1]
+    unlike_parts = run_ranks(2, step_of, "colwise", split, False)
+    assert "block 0 (Headed) gives another result" in unlike_parts[0]
+    waived = run_ranks(2, step_of, "colwise", split, True)
+    assert isinstance(waived[0], float)
+    assert waived[0] != right[0]
+
+
 def test_a_replica_over_two_nodes_is_refused():
     plan = plan_of(pipeline(1, 2, stage((0, 1), (("a:0", "b:0"), 2))))
     told = message(arachne.InvalidFileError, plan, marked({"0": "colwise", "2": "rowwise"}))

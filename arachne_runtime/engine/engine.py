@@ -20,6 +20,7 @@ from ..measure.recorder import Records, Silence
 from ..mesh import Mesh
 from ..model import ModelParts, StageModule
 from ..model.experts import ExpertMesh, place_experts
+from ..model.sharing import Sharing
 from ..plan.cluster import index_of
 from ..plan.order import Reduction, Summed
 from ..plan.placement import Place, holding, places_of
@@ -38,9 +39,10 @@ from .optimizer_rule import refuse_optimizer
 from .player import Context, Play, Player
 from .precision import Accumulation, LossScale, Precision, refuse_parameters, scale_gradients
 from .program import Program
-from .recipe import Loss, Recipe
+from .recipe import Recipe
 from .refusals import refuse_model, refuse_plan, runs_once, sees_whole_batch
 from .report import EvaluationReport, StepReport
+from .shard_rule import ShardRule, shard_rule_of
 from .sharing import loss_over, sharing_of
 from .watch import Watch, is_watched
 from .weight import ItemWeight, RowWeight, Weight, whole_number
@@ -109,7 +111,7 @@ class Engine:
         self._settings = settings_number(plan, parts, *recipe.common(), on_step is None)
         context = parts.context_on(device, recipe.dtype)
         self._plays = {
-            place.stage: self._make_play(place, stage, context, loss_over(recipe.loss, each.tensor))
+            place.stage: self._make_play(place, stage, context, each, shard_rule_of(parts, stage, each))
             for place, stage, each in zip(self.places, self.stages, shared, strict=True)
         }
         self._speaking = frozenset(place.stage for place in self.places if place.tp_rank == 0)
@@ -139,8 +141,16 @@ class Engine:
         refuse_optimizer(made, recipe.optimizer, parameters[0], self.plan, stochastic=recipe.stochastic)
         return made
 
-    def _make_play(self, place: Place, stage: StageModule, context: Context | None, loss: Loss) -> Play:
+    def _make_play(
+        self,
+        place: Place,
+        stage: StageModule,
+        context: Context | None,
+        sharing: Sharing,
+        shard_rule: ShardRule | None,
+    ) -> Play:
         recipe, (pipeline, mine, _) = self.recipe, holding(self.plan, place)
+        loss = loss_over(recipe.loss, sharing.tensor)
         exact, once = not recipe.stochastic, runs_once(self.plan, mine)
         return Play(
             index=place.stage,
@@ -158,6 +168,7 @@ class Engine:
             watch=Watch.of(stage, self._mesh.device, exact=exact, once=once),
             splits=not sees_whole_batch(self.plan, mine),
             loss_rule=LossRule(loss, is_sum=recipe.num_items is not None),
+            shard_rule=shard_rule,
             precision=recipe.precision,
             compiled=recipe.compile is not False,
         )

@@ -24,6 +24,7 @@ from .loss_rule import LossRule
 from .mixing import TwoRows
 from .precision import Precision, as_single, autocast
 from .recipe import Inputs, Loss
+from .shard_rule import ShardRule
 from .watch import Watch
 from .weight import Weight
 
@@ -55,6 +56,8 @@ class Play:
     splits: bool
     """Whether a micro-batch here is only a part of the global batch."""
     loss_rule: LossRule
+    shard_rule: ShardRule | None
+    """Of a stage that is shared out in its replica."""
     precision: Precision | None
     compiled: bool
 
@@ -176,7 +179,9 @@ class Player:
         )
         stays = self._courier.stays(Action(self._play.index - 1, Work.FORWARD, micro_batch))
         outputs, pieces = taken, list[_Piece]()
-        two = self._two_rows(taken, samples) if self._looks_for_mixing(micro_batch) else None
+        mixes = self._looks_for_mixing(micro_batch)
+        shares = self._looks_at_shards(micro_batch)
+        two = self._two_rows(taken, samples) if mixes or shares else None
         with self._play.watch.forward(context, random_too=self._watched):
             for blocks in self._pieces(micro_batch):
                 entry = Entry.behind(outputs) if pieces or stays else Entry(taken, needs_grad)
@@ -189,11 +194,19 @@ class Player:
                 pieces.append(_Piece(blocks, entry, outputs, added, deferral))
         if two is not None:
             with uncompiled(self._play.compiled):
-                two.refuse_mixing(self._play.stage)
+                if mixes:
+                    two.refuse_mixing(self._play.stage)
+                if shares is not None:
+                    shares.refuse(two)
         if torch.is_grad_enabled():
             self._held[micro_batch] = pieces
         self._samples.pop(micro_batch, None)
         return outputs
+
+    def _looks_at_shards(self, micro_batch: int) -> ShardRule | None:
+        rule = self._play.shard_rule
+        looks = self._watched and micro_batch == self._first and rule is not None and rule.is_open
+        return rule if looks else None
 
     def _looks_for_mixing(self, micro_batch: int) -> bool:
         return self._watched and self._play.splits and micro_batch == self._first

@@ -17,7 +17,7 @@ from .context import context_function
 from .initialise import check_initialisation, copies, give_values, initial_values
 from .kinds import kinds_of
 from .layout import Block, ContextFunction, Layout, find_blocks, layout_of
-from .rules import Cut, cuts_of, rules_of
+from .rules import Cut, CutsItself, cuts_of, modules_of, rules_of
 from .sharing import ALONE, Sharing
 from .stage import StageModule, Tie
 
@@ -211,6 +211,20 @@ class ModelParts:
         originals = [self._blocks[index] for blocks in spans for index in blocks]
         by_block = {block: each for blocks, each in zip(spans, sharing, strict=False) for block in blocks}
         return self._fill(copies(originals), originals, spans, device, seed, dtype, by_block)
+
+    def may_be_whole(self, block: int) -> bool:
+        """Whether a block may be built again without other ranks: it holds no experts of theirs."""
+        return not any(isinstance(module, CutsItself) for _, module in modules_of(self._blocks[block]))
+
+    def rebuilt(self, block: int, values: Mapping[str, Tensor], *, like: Sequence[Tensor]) -> StageModule:
+        """A block alone and whole, with given values by global name, its buffers where its inputs are."""
+        original = self._blocks[block]
+        (alone,) = copies([original])
+        named = original.parameters()
+        given = {id(p): values[original.global_name(name)] for name, p in named.items()}
+        give_values([alone], [original], given)
+        dtype = next((p.dtype for p in alone.parameters().values() if p.is_floating_point()), None)
+        return StageModule([alone], {}).to(device=like[0].device, dtype=dtype)
 
     def whole(
         self, *, seed: int = 0, device: torch.device | str = "cpu", dtype: torch.dtype | None = None
