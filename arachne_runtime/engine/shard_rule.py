@@ -93,7 +93,7 @@ class ShardRule:
         return whole.detach()
 
     def _furthest(self, shared: Boundary, whole: Boundary, block: int) -> float:
-        """Largest difference of any rank, by the size of the result, where it is more than rounding; else 0."""
+        """Largest difference of any rank, by the size of the result; 0 where it is rounding."""
         gap = 0.0
         for a, b in zip(shared, whole, strict=True):
             words = self.tensor.logits.words if self.tensor.logits is not None else None
