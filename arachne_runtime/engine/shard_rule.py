@@ -62,7 +62,9 @@ class ShardRule:
         """None where the block fails, which tells nothing: all ranks of the replica do the same."""
         try:
             with torch.no_grad(), random_states_kept():
-                return stage(tuple(t.clone() for t in inputs), two.context, range(block, block + 1))
+                copies = tuple(tensor.clone() for tensor in inputs)
+                outputs: Boundary = stage(copies, two.context, range(block, block + 1))
+                return outputs
         except Exception:  # whatever the user's code raises for rows that it was not made for
             return None
 
