@@ -212,7 +212,8 @@ def _train_by_plan(case: Case) -> Outcome:
         found.norms.append(report.grad_norm)
         if step == 0:
             found.gradients = _gradients(engine.named_parameters())
-    found.parameters = {name: p.detach().clone() for name, p in engine.named_parameters()}
+    with engine.whole_parameters():
+        found.parameters = {name: p.detach().clone() for name, p in engine.named_parameters()}
     found.held = engine.held_parts()
     if case.evaluates:
         found.losses.append(engine.evaluate(case.batch(step) for step in range(STEPS)).loss)

@@ -14,7 +14,7 @@ from .exactness_halves import HALVES
 from .exactness_plans import INTERLEAVED, PLAIN, ZERO_BUBBLE
 from .exactness_precision import EVALUATED, FROZEN, PRECISION, TENSOR_PRECISION
 from .exactness_tensor import TENSOR
-from .exactness_zero import ZERO
+from .exactness_zero import ZERO, ZERO_DATA_PARALLEL
 from .report import Options, Result, at_least, at_most, run_bench
 
 KINDS = (
@@ -29,6 +29,7 @@ KINDS = (
     *PRECISION,
     *TENSOR_PRECISION,
     ZERO,
+    ZERO_DATA_PARALLEL,
 )
 WANTED = 306
 """Combinations that the rules accept; 12 with ``--quick``."""

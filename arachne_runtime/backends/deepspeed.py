@@ -8,7 +8,7 @@ import logging
 import os
 import warnings
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -30,8 +30,9 @@ EXPECTED = ("Setting accelerator to CPU", "using ZeRO with an untested optimizer
 class Split:
     """DeepSpeed's engine around a module whose optimizer is split over a group; an open handle on it."""
 
-    def __init__(self, engine: Any) -> None:
+    def __init__(self, engine: Any, surroundings: ExitStack) -> None:
         self._engine = engine
+        self._surroundings = surroundings
         self.zero: Any = engine.optimizer
         """Its ZeRO optimizer; the interface is DeepSpeed's own and not typed."""
 
@@ -74,11 +75,12 @@ class Split:
             **settings,
         }
         config["zero_optimization"] = {"stage": stage, **settings.get("zero_optimization", {})}
-        with _device_of(device), _quiet():
+        with ExitStack() as surroundings, _quiet():
+            surroundings.enter_context(_device_of(device))
             engine, *_ = deepspeed.initialize(
                 model=module, optimizer=optimizer, mpu=_Group(group), config=config
             )
-        return cls(engine)
+            return cls(engine, surroundings.pop_all())  # stage 3 reads its device in every step
 
     def step(self) -> None:
         """DeepSpeed's step: the part of this rank, then all parts go to all ranks."""
@@ -92,6 +94,7 @@ class Split:
         self._engine.destroy()
         self._engine = self.zero = None
         groups.mpu = None
+        self._surroundings.close()
 
 
 def load(device: torch.device) -> Any:

@@ -1,15 +1,81 @@
 """What the engine asks of whatever holds the optimizer of a rank, and the plain answer: torch's, whole."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Protocol
 
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import Optimizer
+
+from ..model import StageModule
+from ..plan.order import Reduction
+from ..units import Bytes
+
+
+class GradientSums(Protocol):
+    """The gradients of one rank and their sums: the engine's, or a backend's that sums as it splits."""
+
+    @property
+    def parameters(self) -> Sequence[nn.Parameter]:
+        """Those whose gradients it leaves in ``.grad``."""
+        ...
+
+    def begin(self) -> None:
+        """Forget the gradients of the last step."""
+        ...
+
+    def enter(self) -> None:
+        """A backward begins."""
+        ...
+
+    def settle(self, sent: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        """A backward has ended; what may be sent in place of ``sent``."""
+        ...
+
+    def passed(self, blocks: range) -> None:
+        """The last backward of the step has passed ``blocks``."""
+        ...
+
+    def pieces(self, stage: StageModule) -> tuple[range, ...]:
+        """Runs of blocks of a stage, ascending, behind each of which a sum with other ranks may start."""
+        ...
+
+    def start(self, reduction: Reduction) -> bool:
+        """Start a sum, if its gradients are complete."""
+        ...
+
+    def finish(self, reduction: Reduction) -> None:
+        """Wait for a sum."""
+        ...
+
+    def bytes_of(self, reduction: Reduction) -> Bytes:
+        """Bytes of a sum."""
+        ...
+
+    def squared_norm(self) -> float:
+        """Sum of squares over what this rank counts, after all sums."""
+        ...
+
+    def clip(self, norm: float, limit: float) -> None:
+        """Scale down by ``limit / norm`` where the norm is above the limit."""
+        ...
+
+    def kept(self) -> Iterator[Tensor]:
+        """The tensors that hold gradients between steps."""
+        ...
+
+    def close(self) -> None:
+        """Let go of the groups."""
+        ...
 
 
 class OptimizerBackend(Protocol):
     """Holds the optimizer of one rank and takes its steps."""
+
+    @property
+    def sums(self) -> GradientSums | None:
+        """What sums the gradients in the engine's place."""
+        ...
 
     @property
     def optimizer(self) -> Optimizer | None:
@@ -38,6 +104,8 @@ class OptimizerBackend(Protocol):
 
 class WholeStates:
     """torch's optimizer on the whole parameters of a rank."""
+
+    sums: GradientSums | None = None
 
     def __init__(self, optimizer: Optimizer | None) -> None:
         self.optimizer = optimizer

@@ -19,6 +19,7 @@ from ..model import StageModule
 from ..plan.order import REDUCTION_BYTES, Reduction
 from ..units import Bytes
 from .deepspeed import Split, load
+from .protocol import GradientSums, states_of
 from .split_states import refuse_dtypes, refuse_early_states
 
 DTYPES = (torch.float32,)
@@ -43,6 +44,9 @@ _SETTINGS: Mapping[int, Mapping[str, Any]] = {
 
 class SplitGradients:
     """The gradients and the optimizer of one rank, of which it holds a part: DeepSpeed's ZeRO-2 or 3."""
+
+    parameters: Sequence[nn.Parameter] = ()
+    """None keeps a gradient."""
 
     def __init__(self, module: nn.Module, stage: int, split: Split, group: dist.ProcessGroup) -> None:
         self.optimizer: Optimizer = split.zero.optimizer
@@ -82,6 +86,11 @@ class SplitGradients:
         for number, parameter in enumerate(found._trained()):
             parameter.register_post_accumulate_grad_hook(partial(found._note, number))  # type: ignore[no-untyped-call]
         return found
+
+    @property
+    def sums(self) -> GradientSums:
+        """Itself."""
+        return self
 
     def begin(self) -> None:
         """Forget the last step."""
@@ -150,16 +159,26 @@ class SplitGradients:
         """Gather the parameters of stage 3."""
         if self._stage < 3:
             return nullcontext()
-        from deepspeed.zero import GatheredParameters
+        from deepspeed.runtime.zero import GatheredParameters
 
         gathered: AbstractContextManager[None] = GatheredParameters(list(self._module.parameters()))
         return gathered
 
+    def kept(self) -> Iterator[Tensor]:
+        """The states, DeepSpeed's own copy of the parameters of this part, and its gradients."""
+        zero = self._split.zero
+        yield from (
+            zero.single_partition_of_fp32_groups if self._stage == 2 else zero.fp32_partitioned_groups_flat
+        )
+        yield from states_of(self.optimizer)
+        yield from self._parts
+
     def close(self) -> None:
         """Let DeepSpeed go."""
         self._parts = []
-        self._group = None
-        self._split.close()
+        if self._group is not None:
+            self._group = None
+            self._split.close()
 
     def _trained(self) -> list[nn.Parameter]:
         return [p for p in self._module.parameters() if p.requires_grad]
@@ -214,8 +233,8 @@ def _number_from_zero() -> None:
 
     A rank that had another engine before, or one that has just joined, would begin with others.
     """
+    from deepspeed.runtime.zero import Init
     from deepspeed.runtime.zero.parameter_offload import DeepSpeedZeRoOffload
-    from deepspeed.zero import Init
 
     Init.param_id = 0
     DeepSpeedZeRoOffload._register_deepspeed_module.__defaults__[0][0] = 0

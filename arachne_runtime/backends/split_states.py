@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 
 from ..errors import UnsupportedPlanError
 from .deepspeed import Split
-from .protocol import states_of
+from .protocol import GradientSums, states_of
 
 DTYPES = (torch.float32, torch.float64, torch.bfloat16)
 """Of parameters that can be split: states are kept in the parameters' own dtype, as torch's optimizers do."""
@@ -25,6 +25,8 @@ PLACEHOLDER_PER_RANK = 2
 
 class SplitStates:
     """A rank's optimizer, whose states are a part of the stage's: DeepSpeed's ZeRO-1."""
+
+    sums: GradientSums | None = None
 
     def __init__(self, split: Split, names: dict[int, str], place: int) -> None:
         self.optimizer: Optimizer = split.zero.optimizer

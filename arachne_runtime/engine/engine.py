@@ -3,7 +3,7 @@
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from functools import lru_cache
 from itertools import chain
 from typing import Any
@@ -99,8 +99,10 @@ class Engine:
         for place, stage in zip(self.places, self.stages, strict=True):
             place_experts(stage, self._mesh.experts[place.stage])
         self._accumulation = self._prepare_dtypes()
-        self._gradients = Gradients.of(self.stages, self._mesh)
-        self._backend = backend_for(plan, self._mesh, list(self._trained()), self._make_optimizer())
+        self._backend = backend_for(
+            plan, self._mesh, self.stages, list(self._trained()), self._make_optimizer()
+        )
+        self._gradients = self._backend.sums or Gradients.of(self.stages, self._mesh)
         self.optimizer = self._backend.optimizer
         """None on a rank without parameters that train; under ZeRO it has this rank's part of the states."""
         self.schedule = recipe.lr_schedule(self.optimizer) if recipe.lr_schedule and self.optimizer else None
@@ -179,6 +181,10 @@ class Engine:
             for block in stage.block_range:
                 yield from stage.block_parameters(block)
         yield from {name: p for stage in self.stages for name, p in stage.tied_parameters()}.items()
+
+    def whole_parameters(self) -> AbstractContextManager[None]:
+        """Inside, parameters can be read whole (always without ZeRO-3); all ranks enter it together."""
+        return self._backend.whole()
 
     def _trained(self) -> Iterator[tuple[str, nn.Parameter]]:
         return ((name, p) for name, p in self.named_parameters() if p.requires_grad)

@@ -91,6 +91,9 @@ class Gradients:
             "knows them; change the model where it is made (adapters too), or make a new engine"
         )
 
+    def enter(self) -> None:
+        """A backward begins: autograd leaves its gradients with the parameters."""
+
     def settle(self, sent: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         """After a backward: take over the gradients that autograd has just made, apart from those to send.
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+from ..backends.protocol import GradientSums
 from ..data.batch import StepBatch, take_rows, to_device
 from ..errors import ModelError
 from ..measure.recorder import Records
@@ -19,7 +20,6 @@ from .compiled import uncompiled
 from .courier import Courier
 from .deferral import Deferral
 from .entry import Entry
-from .gradients import Gradients
 from .loss_rule import LossRule
 from .mixing import TwoRows
 from .precision import Precision, as_single, autocast
@@ -87,7 +87,7 @@ class Player:
         self,
         play: Play,
         courier: Courier,
-        gradients: Gradients,
+        gradients: GradientSums,
         batch: StepBatch,
         rows: tuple[range, ...],
         guests: Collection[int],
@@ -328,6 +328,7 @@ class Player:
                 if piece.deferral is not None:
                     piece.deferral.is_due = True
                 given = [self._root(loss) for loss in outputs] if gradients is None else gradients
+                self._gradients.enter()
                 torch.autograd.backward(outputs + added, [*given, *(self._root(loss) for loss in added)])
             gradients = piece.entry.gradients()
             if piece.deferral is not None:

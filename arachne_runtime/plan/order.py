@@ -20,6 +20,7 @@ from .schedule import Action, Work, first_backward, last_work, row_actions
 from .schedule import num_rows as rows_of
 from .segments import segments
 from .shards import Atom, Holder, ParameterForm, atoms, holders
+from .zero import splits_gradients
 
 REDUCTION_BYTES: Bytes = 8 * 2**20
 """A sum of gradients is closed at this size, so that it runs while the blocks below are still computed."""
@@ -250,7 +251,12 @@ def _part_below(stage: Stage, block: int) -> Fraction:
 
 
 def reductions(plan: Plan, summed: Summed) -> tuple[Reduction, ...]:
-    """All sums of gradients, those with a single member too: parts of segments, and each tied parameter."""
+    """All sums of gradients, those with a single member too: parts of segments, and each tied parameter.
+
+    There are none where a stage splits its gradients: DeepSpeed sums them within each backward.
+    """
+    if any(splits_gradients(stage) for pipeline in plan.pipelines for stage in pipeline.stages):
+        return ()
     found: list[Reduction] = []
     for segment in segments(plan):
         for blocks in _parts(segment.blocks, summed.block_bytes):

@@ -11,6 +11,7 @@ from itertools import accumulate, pairwise
 from .plan import Pipeline, Plan, ScheduleKind, Stage
 from .shares import largest_remainder
 from .tiling import shares_experts
+from .zero import splits_gradients
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,10 +45,13 @@ def replica_rows(stage: Stage, rows: range) -> tuple[range, ...]:
 
 
 def has_guests(plan: Plan, pipeline: Pipeline, stage: Stage) -> bool:
-    """Whether replicas of ``stage`` need one another for every micro-batch, since they share experts."""
+    """Whether replicas of ``stage`` need one another for every micro-batch.
+
+    They do where they share experts, or split gradients in each backward.
+    """
     # interleaved, a device hands a micro-batch from stage to stage in its own memory
     stages = pipeline.stages if plan.schedule is ScheduleKind.INTERLEAVED else (stage,)
-    return any(shares_experts(s) for s in stages)
+    return any(shares_experts(s) or splits_gradients(s) for s in stages)
 
 
 def guest_row(rows: range) -> range:

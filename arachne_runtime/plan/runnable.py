@@ -47,7 +47,6 @@ def _of_zero(plan: Plan, stage: Stage) -> Iterator[str]:
 
 def _of_zero_2_and_3(plan: Plan, stage: Stage, what: str) -> Iterator[str]:
     """DeepSpeed then sums within the backward, and knows the ranks of one stage only."""
-    yield f"{what}; this version splits the states of optimizers only: set it to 1"
     if not is_data_parallel(plan):
         yield f"{what}, which needs a plan of one pipeline with one stage: set it to 1"
     if len(stage.replicas[0].devices) > 1:

@@ -11,9 +11,9 @@ def is_split(stage: Stage) -> bool:
     return stage.zero > 0 and len(stage.replicas) > 1
 
 
-def sums_by_itself(plan: Plan) -> bool:
-    """Whether the gradients are summed and split during the backward (ZeRO-2 and 3, one stage of a plan)."""
-    return any(stage.zero > 1 and is_split(stage) for p in plan.pipelines for stage in p.stages)
+def splits_gradients(stage: Stage) -> bool:
+    """Whether its gradients are summed and split within each backward, by DeepSpeed (ZeRO-2 and 3)."""
+    return stage.zero > 1 and is_split(stage)
 
 
 def is_data_parallel(plan: Plan) -> bool:

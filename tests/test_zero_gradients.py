@@ -1,0 +1,105 @@
+"""ZeRO-2 and 3 of data-parallel plans: DeepSpeed sums and splits gradients (and parameters), exactly."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from arachne_runtime.engine import Engine, Recipe
+from arachne_runtime.errors import WorkerFailedError
+from arachne_runtime.model import ModelParts
+from arachne_runtime.plan.plan import Pipeline
+from arachne_runtime.testing import run_ranks
+from bench.cases import Case, gap, train_all_by_plan, train_plainly
+from bench.exactness_tensor import TensorCase
+from tests.test_zero import WIDE, bytes_of_states, plan_of, stage, with_zero
+
+TWO = plan_of(
+    Pipeline(micro_batches=2, micro_batch=3, stages=(stage((0, 4), ("a:0", 1), ("a:1", 2), zero=2),))
+)
+SINGLE = {"dtype": torch.float32, "sharded_logits": False}
+
+
+@pytest.mark.parametrize("zero", [2, 3])
+@pytest.mark.parametrize("plan", [WIDE, TWO])
+def test_split_gradients_train_like_one_process(zero, plan):
+    plan = with_zero(plan, zero)
+    short = (plan.global_batch, 2, plan.global_batch - 1)  # 2 rows leave most replicas without any
+    cases = [
+        TensorCase(plan, clip_norm=0.1, scheduled=True, **SINGLE),
+        TensorCase(plan, rows=short, tied=False, **SINGLE),
+        TensorCase(plan, adam=True, by_items=True, fused=False, **SINGLE),
+    ]
+    if zero == 2:
+        cases.append(TensorCase(recomputed(plan), **SINGLE))
+    found = run_ranks(len(plan.devices), train_all_by_plan, cases)
+    for case, outcomes in zip(cases, zip(*found, strict=True), strict=True):
+        wanted = train_plainly(case)
+        for outcome in outcomes:
+            between = gap(outcome, wanted)
+            assert max(between.loss, between.norm) < 1e-5, case
+            assert between.parameter < (1e-4 if case.adam else 1e-5), case  # Adam steps on rounding
+
+
+def recomputed(plan):
+    return with_zero(plan, plan.pipelines[0].stages[0].zero, recompute=True)
+
+
+@pytest.mark.parametrize("zero", [2, 3])
+def test_each_rank_keeps_its_part_of_the_states(zero):
+    whole = 5 * (64 * 64 + 64) * 4 * 2
+    found = run_ranks(3, bytes_of_states, with_zero(WIDE, zero))
+    assert all(0.33 <= part / whole < 0.34 for part in found)
+
+
+def elements_held(zero):
+    parts = ModelParts.of(lambda: nn.Sequential(*[nn.Linear(9, 9) for _ in range(5)]))
+    engine = engine_of(parts, zero)
+    for _ in range(2):
+        engine.step((torch.ones(18, 9), torch.ones(18, 9)))
+    here = sum(p.numel() for _, p in engine.named_parameters())
+    with engine.whole_parameters():
+        whole = sum(p.numel() for _, p in engine.named_parameters())
+    engine.close()
+    return here, whole
+
+
+def engine_of(parts, zero):
+    recipe = Recipe(
+        optimizer=lambda p: torch.optim.SGD(p, lr=0.1),
+        loss=lambda output, batch: F.mse_loss(output, batch[1]),
+    )
+    return Engine(with_zero(WIDE, zero), parts, recipe)
+
+
+def test_stage_3_splits_the_parameters_between_steps():
+    assert run_ranks(3, elements_held, 2) == [(450, 450)] * 3
+    assert run_ranks(3, elements_held, 3) == [(0, 450)] * 3
+
+
+class Seldom(nn.Module):
+    """Uses its second layer on some rows only."""
+
+    def __init__(self):
+        super().__init__()
+        self.usual, self.seldom = nn.Linear(9, 9), nn.Linear(9, 9)
+
+    def forward(self, x):
+        x = self.usual(x)
+        return x + self.seldom(x) if bool((x > 1e9).any()) else x
+
+
+def seldom_used(zero):
+    engine = engine_of(ModelParts.of(lambda: nn.Sequential(*[Seldom() for _ in range(5)])), zero)
+    engine.step((torch.ones(18, 9), torch.ones(18, 9)))
+
+
+@pytest.mark.parametrize("zero", [2, 3])
+def test_parameters_without_a_gradient_are_refused_before_the_step(zero):
+    with pytest.raises(WorkerFailedError, match=r"under ZeRO-\d every parameter needs a gradient .*seldom"):
+        run_ranks(3, seldom_used, zero)
+
+
+def test_other_dtypes_are_refused():
+    with pytest.raises(WorkerFailedError, match=r"holds torch.float64; ZeRO-2 needs .* torch.float32"):
+        run_ranks(3, train_all_by_plan, [Case(with_zero(WIDE, 2))])
