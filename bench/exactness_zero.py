@@ -79,5 +79,10 @@ ZERO = Kind(
     name="zero", draw=partial(random_zero_case, tuple(ScheduleKind)), full=30, quick=6, needs="deepspeed"
 )
 ZERO_DATA_PARALLEL = Kind(
-    name="zero-data-parallel", draw=random_data_parallel_case, full=12, quick=2, by_plan=_by_plan, needs="deepspeed"
+    name="zero-data-parallel",
+    draw=random_data_parallel_case,
+    full=12,
+    quick=2,
+    by_plan=_by_plan,
+    needs="deepspeed",
 )
