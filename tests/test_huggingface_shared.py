@@ -8,7 +8,7 @@ import transformers
 
 from arachne_runtime import extra_losses
 from arachne_runtime.engine.refusals import refuse_missing_experts, refuse_sharing
-from arachne_runtime.errors import UnsupportedPlanError
+from arachne_runtime.errors import ModelError, UnsupportedPlanError, UsageError
 from arachne_runtime.model import ModelParts
 from arachne_runtime.model.huggingface import huggingface
 from arachne_runtime.plan.plan import Pipeline, Plan, Replica, Stage
@@ -90,6 +90,15 @@ def test_experts_of_another_activation_are_not_shared_out() -> None:
     config.hidden_act = "gelu"
     with pytest.raises(UnsupportedPlanError, match="hold no experts"):
         refuse_missing_experts(shared_experts(), ModelParts.of(huggingface(config)))
+
+
+def test_a_balance_that_no_block_would_keep_is_refused() -> None:
+    with pytest.raises(UsageError, match="a model of type llama has no experts"):
+        huggingface(configs()["llama"], balance=0.1)
+    config = configs()["mixtral"]
+    config.hidden_act = "gelu"
+    with pytest.raises(ModelError, match="for experts with the activation silu"):
+        ModelParts.of(huggingface(config, balance=0.1))
 
 
 @pytest.mark.parametrize("plan", [unequal_degrees(), shared_experts()])

@@ -68,6 +68,8 @@ def huggingface(
             f"a Hugging Face model is made from a config or the name of a folder, not {type(source).__name__}"
         )
     family = family_of(config)
+    if balance and not family.has_experts:
+        raise UsageError(f"balance={balance}, but a model of type {config.model_type} has no experts")
     files = None
     if weights is not None:
         prefix = family.decoder.partition(".")[0] + "."

@@ -82,14 +82,15 @@ class Family:
     """Whether positions that start anew separate sequences that are packed into one row."""
     positions_by_mask: bool = False
     """Whether positions count the tokens that are no padding."""
+    has_experts: bool = False
 
 
 FAMILIES: Mapping[str, Family] = {
     "llama": Family(),
     "qwen3": Family(attention=_by_type),
     "mistral": Family(attention=_by_window),
-    "mixtral": Family(attention=_by_window),
-    "qwen3_moe": Family(attention=_by_window),
+    "mixtral": Family(attention=_by_window, has_experts=True),
+    "qwen3_moe": Family(attention=_by_window, has_experts=True),
     "gpt2": Family(decoder="transformer", layers="h", last=("ln_f",), embedding=SummedEmbedding),
     "opt": Family(
         decoder="model.decoder",

@@ -6,6 +6,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from ...errors import ModelError
 from ...plan.shards import Split
 from ..experts import ExpertMesh, MoE
 
@@ -29,8 +30,12 @@ class RoutedExperts(nn.Module):
         return {"block.experts.gate_up_proj": ours["up"], "block.experts.down_proj": ours["down"]}
 
     def place_experts(self, mesh: ExpertMesh) -> None:
-        """Use the groups of ``mesh``; devices that hold all experts use the original block."""
-        self._is_shared = mesh.experts is not None or mesh.tensor is not None
+        """Use the groups of ``mesh``; a device that needs no other uses the original block.
+
+        In a replica of several devices each computes a part of the tokens, even where all hold all experts:
+        their gradients of experts are summed.
+        """
+        self._is_shared = mesh != ExpertMesh()
         self._moe[0].place_experts(mesh)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -48,7 +53,14 @@ class RoutedExperts(nn.Module):
 def with_routed_experts(layer: Any, config: Any, balance: float) -> Any:
     """The layer, or one of the same modules whose MoE block is behind ``RoutedExperts``."""
     block: Any = getattr(layer, "mlp", None)
-    if not hasattr(block, "experts") or config.hidden_act not in _ACTIVATIONS:
+    if not hasattr(block, "experts"):
+        return layer
+    if config.hidden_act not in _ACTIVATIONS:
+        if balance:
+            raise ModelError(
+                f"balance={balance} is for experts with the activation silu, and the config's is "
+                f"{config.hidden_act!r}; leave balance out"
+            )
         return layer
     num_experts, hidden, ffn = block.experts.down_proj.shape
     moe = MoE(
