@@ -22,6 +22,7 @@ VERBS: tuple[str, ...] = (
     "simulate",
     "learn",
     "lab",
+    "export",
     "demo",
 )
 """Each is a module of ``launch.verbs`` with a ``command``; heavy imports belong inside that function."""

@@ -5,19 +5,48 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+import arachne_runtime as arachne
 from arachne_runtime.engine import Engine, Recipe
 from arachne_runtime.errors import WorkerFailedError
 from arachne_runtime.model import ModelParts
 from arachne_runtime.plan.plan import Pipeline
 from arachne_runtime.testing import run_ranks
 from bench.cases import Case, gap, train_all_by_plan, train_plainly
-from bench.exactness_tensor import TensorCase
+from bench.exactness_tensor import Fused, Layer, TensorCase
 from tests.test_zero import WIDE, bytes_of_states, plan_of, stage, with_zero
 
 TWO = plan_of(
     Pipeline(micro_batches=2, micro_batch=3, stages=(stage((0, 4), ("a:0", 1), ("a:1", 2), zero=2),))
 )
 SINGLE = {"dtype": torch.float32, "sharded_logits": False}
+
+
+class Part(Layer):
+    """Uses its inner layers where a row begins with a low token: on some ranks, in some micro-batches."""
+
+    def forward(self, x, marked, half, *, position):
+        x = x + self.attention(self.norm(x) + position)
+        if marked.any():
+            x = x + self.down(F.gelu(self.up(x))) * marked[..., None]
+        return x, marked, half
+
+
+@arachne.pipelined(first="embed", blocks="layers", last="head", context="context")
+class Parts(Fused):
+    """A decoder of such layers."""
+
+    def __init__(self, num_layers, tied):
+        super().__init__(0, tied)
+        self.layers = nn.ModuleList(Part(True) for _ in range(num_layers))
+        for layer in self.layers:
+            del layer.fixed
+
+
+class UsedByRows(TensorCase):
+    """A case whose ranks use other parameters in a micro-batch."""
+
+    def model(self):
+        return Parts(self.plan.num_blocks - 2, self.tied)
 
 
 @pytest.mark.parametrize("zero", [2, 3])
@@ -31,7 +60,7 @@ def test_split_gradients_train_like_one_process(zero, plan):
         TensorCase(plan, adam=True, by_items=True, fused=False, **SINGLE),
     ]
     if zero == 2:
-        cases.append(TensorCase(recomputed(plan), **SINGLE))
+        cases += [TensorCase(recomputed(plan), **SINGLE), UsedByRows(plan, **SINGLE)]
     found = run_ranks(len(plan.devices), train_all_by_plan, cases)
     for case, outcomes in zip(cases, zip(*found, strict=True), strict=True):
         wanted = train_plainly(case)
@@ -80,24 +109,53 @@ def test_stage_3_splits_the_parameters_between_steps():
 class Seldom(nn.Module):
     """Uses its second layer on some rows only."""
 
-    def __init__(self):
+    def __init__(self, above):
         super().__init__()
+        self.above = above
         self.usual, self.seldom = nn.Linear(9, 9), nn.Linear(9, 9)
 
     def forward(self, x):
         x = self.usual(x)
-        return x + self.seldom(x) if bool((x > 1e9).any()) else x
+        return x + self.seldom(x) if bool(x[:, 0].gt(self.above).any()) else x
 
 
-def seldom_used(zero):
-    engine = engine_of(ModelParts.of(lambda: nn.Sequential(*[Seldom() for _ in range(5)])), zero)
+def never_used(zero):
+    engine = engine_of(ModelParts.of(lambda: nn.Sequential(*[Seldom(1e9) for _ in range(5)])), zero)
     engine.step((torch.ones(18, 9), torch.ones(18, 9)))
+
+
+class Chooses(nn.Module):
+    """One of two layers of one shape, by the samples: gathering the wrong one would not show."""
+
+    def __init__(self):
+        super().__init__()
+        self.low, self.high = nn.Linear(9, 9), nn.Linear(9, 9)
+
+    def forward(self, x):
+        return self.high(x) if bool(x.abs().max() > 1) else self.low(x)
+
+
+def called_by_rank():
+    parts = ModelParts.of(lambda: nn.Sequential(Chooses(), nn.Linear(9, 9), nn.Linear(9, 9)))
+    replicas = (("a:0", 1), ("a:1", 1))
+    plan = plan_of(Pipeline(micro_batches=1, micro_batch=2, stages=(stage((0, 3), *replicas, zero=3),)))
+    recipe = Recipe(
+        optimizer=lambda p: torch.optim.SGD(p, lr=0.1),
+        loss=lambda output, batch: output.mean(),
+        stochastic=True,
+    )
+    Engine(plan, parts, recipe).step((torch.tensor([[9.0] * 9, [0.5] * 9]),))
+
+
+def test_ranks_that_gather_other_parameters_do_not_step():
+    with pytest.raises(WorkerFailedError, match="the ranks called other modules in this step"):
+        run_ranks(2, called_by_rank, timeout_s=20)
 
 
 @pytest.mark.parametrize("zero", [2, 3])
 def test_parameters_without_a_gradient_are_refused_before_the_step(zero):
-    with pytest.raises(WorkerFailedError, match=r"under ZeRO-\d every parameter needs a gradient .*seldom"):
-        run_ranks(3, seldom_used, zero)
+    with pytest.raises(WorkerFailedError, match=r"no sample of this step gives .*seldom.weight"):
+        run_ranks(3, never_used, zero)
 
 
 def test_other_dtypes_are_refused():

@@ -75,7 +75,7 @@ class Split:
             **settings,
         }
         config["zero_optimization"] = {"stage": stage, **settings.get("zero_optimization", {})}
-        with ExitStack() as surroundings, _quiet():
+        with ExitStack() as surroundings:
             surroundings.enter_context(_device_of(device))
             engine, *_ = deepspeed.initialize(
                 model=module, optimizer=optimizer, mpu=_Group(group), config=config
@@ -84,8 +84,7 @@ class Split:
 
     def step(self) -> None:
         """DeepSpeed's step: the part of this rank, then all parts go to all ranks."""
-        with _quiet():
-            self.zero.step()
+        self.zero.step()
 
     def close(self) -> None:
         """Remove its hooks and let go of the group, which a global of DeepSpeed's also holds."""
@@ -105,6 +104,8 @@ def load(device: torch.device) -> Any:
 
     """
     logging.getLogger("DeepSpeed").addFilter(_matters)
+    # torch 2.13 warns of two functions that DeepSpeed 0.19 calls in every step, also within a backward
+    warnings.filterwarnings("ignore", r"`torch\.distributed\.\w+_tensor` is deprecated", FutureWarning)
     try:
         import deepspeed
         import deepspeed.ops
@@ -152,14 +153,6 @@ def _matters(record: logging.LogRecord) -> bool:
     """Whether a message is worth a user's attention."""
     text = record.getMessage()
     return record.levelno >= logging.WARNING and not any(words in text for words in EXPECTED)
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Without the warning that torch 2.13 gives of a function that DeepSpeed 0.19 calls in every step."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", r"`torch\.distributed\.\w+` is deprecated", FutureWarning)
-        yield
 
 
 @contextmanager

@@ -48,15 +48,19 @@ class SplitGradients:
     parameters: Sequence[nn.Parameter] = ()
     """None keeps a gradient."""
 
-    def __init__(self, module: nn.Module, stage: int, split: Split, group: dist.ProcessGroup) -> None:
+    def __init__(
+        self, module: nn.Module, stage: int, split: Split, group: dist.ProcessGroup, device: torch.device
+    ) -> None:
         self.optimizer: Optimizer = split.zero.optimizer
         self._module = module
         self._stage = stage
         self._split = split
         self._group: dist.ProcessGroup | None = group
-        self._order: list[int] = []
-        """Parameters in the order in which they got gradients in this step, by their number."""
-        self._num_backwards = 0
+        trained = [p for p in module.parameters() if p.requires_grad]
+        groups = enumerate(split.zero.bit16_groups if stage == 2 else ())  # stage 3 asks for no group
+        self._ordered = _Ordered(split.zero, trained, {id(p): (i,) for i, group in groups for p in group})
+        self._calls = _Calls(module) if stage == 3 else None
+        self._device = device
         self._parts: list[Tensor] = []
         """Sums of gradients of this rank's part, once a step's backwards are done."""
 
@@ -82,10 +86,7 @@ class SplitGradients:
             _number_from_zero()
         settings = {"managed_gradient_accumulation": False, **_SETTINGS[stage]}
         split = Split.of(module, optimizer, stage=stage, group=group, device=device, settings=settings)
-        found = cls(module, stage, split, group)
-        for number, parameter in enumerate(found._trained()):
-            parameter.register_post_accumulate_grad_hook(partial(found._note, number))  # type: ignore[no-untyped-call]
-        return found
+        return cls(module, stage, split, group, device)
 
     @property
     def sums(self) -> GradientSums:
@@ -94,20 +95,21 @@ class SplitGradients:
 
     def begin(self) -> None:
         """Forget the last step."""
-        self._order.clear()
-        self._num_backwards = 0
+        self._ordered.used = [False] * len(self._ordered.used)
+        if self._calls is not None:
+            self._calls.number = 0
         self._parts = []
 
     def enter(self) -> None:
         """A backward begins: DeepSpeed's hooks sum what it gives."""
         zero = self._split.zero
+        self._ordered.begin()
         zero.clear_backward_seen_flag()
         zero.backward_prologue()
         zero.enter_backward()
 
     def settle(self, sent: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         """A backward has ended, and with it its sums; there is no stage before this one to send to."""
-        self._num_backwards += 1
         return sent
 
     def passed(self, blocks: range) -> None:
@@ -133,10 +135,12 @@ class SplitGradients:
         """Sum of squares over this rank's part, after the last backward of a step.
 
         Raises:
-            UnsupportedPlanError: The ranks used other parameters, or not every one in each micro-batch.
+            UnsupportedPlanError: A parameter has no gradient on any rank; under stage 3, the ranks called
+                other modules.
 
         """
-        self._refuse_unlike_use()
+        self._refuse_unlike_calls()
+        self._refuse_unused()
         zero = self._split.zero
         zero.finalize_gradient_accumulation_boundary()
         self._parts = [part for parts in self._real_parts() for part in parts]
@@ -179,12 +183,8 @@ class SplitGradients:
         if self._group is not None:
             self._group = None
             self._split.close()
-
-    def _trained(self) -> list[nn.Parameter]:
-        return [p for p in self._module.parameters() if p.requires_grad]
-
-    def _note(self, number: int, parameter: nn.Parameter) -> None:
-        self._order.append(number)
+            if self._calls is not None:
+                self._calls.close()
 
     def _real_parts(self) -> Iterator[list[Tensor]]:
         """Sums of this rank's part by parameter group, without DeepSpeed's padding, which it never sets."""
@@ -200,32 +200,107 @@ class SplitGradients:
             )
             yield [part.view(-1)[:size] for part, size in zip(parts, sizes, strict=True)]
 
-    def _refuse_unlike_use(self) -> None:
-        """DeepSpeed packs gradients as they come: ranks that use other parameters would sum unlike ones."""
-        every = list(range(len(self._trained())))
-        unused = any(sorted(one) != every for one in self._by_backward(len(every)))
-        mine = zlib.crc32(repr(self._order).encode())
-        seen = torch.tensor([mine, -mine, unused])
-        device = next(self._module.parameters()).device
-        seen = seen.to(device)
+    def _refuse_unlike_calls(self) -> None:
+        """Ranks that call other modules gather other parameters, which may even fit."""
+        mine = 0 if self._calls is None else self._calls.number
+        seen = torch.tensor([mine, -mine], device=self._device)
         dist.all_reduce(seen, dist.ReduceOp.MAX, group=self._group)
-        highest, lowest, anywhere = seen.tolist()
-        if highest != -lowest or anywhere:
-            never = sorted({name for n, name in enumerate(self._names()) if n not in self._order})
-            told = f"; without a gradient on this rank: {', '.join(never)}" if never else ""
+        highest, lowest = seen.tolist()
+        if highest != -lowest:
             raise UnsupportedPlanError(
-                f"under ZeRO-{self._stage} every parameter needs a gradient in each micro-batch, and in the "
-                f"same order on all ranks{told}; freeze what is not used, or set zero to 1 or 0 in the plan"
+                "the ranks called other modules in this step, or in another order, but under ZeRO-3 they "
+                "gather the parameters of each together; call all for every sample, or set zero to 2 or less"
             )
 
-    def _names(self) -> list[str]:
-        return [name for name, p in self._module.named_parameters() if p.requires_grad]
+    def _refuse_unused(self) -> None:
+        """Without a gradient on any rank it stays as it is in one process; here zeros would step it."""
+        used = torch.zeros(len(self._ordered.used), dtype=torch.int32, device=self._device)
+        used[[number for number, mine in enumerate(self._ordered.used) if mine]] = 1
+        dist.all_reduce(used, dist.ReduceOp.MAX, group=self._group)
+        if not used.all():
+            named = [name for name, p in self._module.named_parameters() if p.requires_grad]
+            told = ", ".join(name for name, mine in zip(named, used.tolist(), strict=True) if not mine)
+            raise UnsupportedPlanError(
+                f"no sample of this step gives {told} a gradient; DeepSpeed's ZeRO-{self._stage} would step "
+                "by zeros, unlike one process: freeze what is not used, or set zero to 1 or 0 in the plan"
+            )
 
-    def _by_backward(self, num: int) -> Iterator[Sequence[int]]:
-        if len(self._order) != num * self._num_backwards:
-            yield ()
-        for start in range(0, len(self._order), num):
-            yield self._order[start : start + num]
+
+class _Ordered:
+    """Hands gradients to DeepSpeed in one order on all ranks, from the last parameter down.
+
+    It packs them as they come and sums the packs, but autograd may give those of a module in any order, and
+    a parameter that no sample of a rank uses has none: zeros then stand in.
+    """
+
+    def __init__(
+        self, zero: Any, parameters: Sequence[nn.Parameter], group: Mapping[int, tuple[int, ...]]
+    ) -> None:
+        """Take the place of two of DeepSpeed's methods; ``group``: what they want to know of a parameter."""
+        self._parameters = parameters
+        self._number = {id(p): number for number, p in enumerate(parameters)}
+        self._waiting: dict[int, tuple[Any, ...]] = {}
+        self._next = -1
+        self.used = [False] * len(parameters)
+        """Which had a gradient in this step."""
+        self._reduce = zero.reduce_ready_partitions_and_remove_grads
+        self._end = zero.independent_gradient_partition_epilogue
+        self._group = group
+        zero.reduce_ready_partitions_and_remove_grads = self._ready
+        zero.independent_gradient_partition_epilogue = self._finish
+
+    def begin(self) -> None:
+        """A backward begins."""
+        self._waiting.clear()
+        self._next = len(self._parameters) - 1
+
+    def _ready(self, parameter: nn.Parameter, *group: int) -> None:
+        number = self._number[id(parameter)]
+        self.used[number] = True
+        self._waiting[number] = (parameter, *group)
+        self._hand_over()
+
+    def _hand_over(self) -> None:
+        while self._next in self._waiting:
+            self._reduce(*self._waiting.pop(self._next))
+            self._next -= 1
+
+    def _finish(self) -> None:
+        """The backward has ended: zeros for what it did not reach, then the last sums."""
+        while self._next >= 0:
+            parameter = self._parameters[self._next]
+            _give_zeros(parameter)
+            self._waiting[self._next] = (parameter, *self._group.get(id(parameter), ()))
+            self._hand_over()
+        self._end()
+
+
+def _give_zeros(parameter: nn.Parameter) -> None:
+    """A gradient of the whole shape, which torch takes only while the data have it too."""
+    held = parameter.data
+    parameter.data = parameter.new_zeros(getattr(parameter, "ds_shape", parameter.shape))
+    parameter.grad = torch.zeros_like(parameter)
+    parameter.data = held
+
+
+class _Calls:
+    """Which modules were called, in order: stage 3 gathers the parameters of each, on all ranks together."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self.number = 0
+        """Of the calls of a step."""
+        self._hooks = [
+            each.register_forward_pre_hook(partial(self._note, index))
+            for index, each in enumerate(module.modules())
+        ]
+
+    def close(self) -> None:
+        """Remove the hooks."""
+        for hook in self._hooks:
+            hook.remove()
+
+    def _note(self, index: int, module: nn.Module, inputs: Any) -> None:
+        self.number = zlib.crc32(index.to_bytes(4, "little"), self.number)
 
 
 def _number_from_zero() -> None:
