@@ -7,6 +7,7 @@ forward, backward, (DDP: reduction) and AdamW. Ours also computes the gradient n
 """
 
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -25,9 +26,10 @@ from arachne_runtime.model import ModelParts
 from arachne_runtime.plan.plan import Pipeline, Plan, Replica, Stage
 from arachne_runtime.testing import run_ranks
 
+from .overhead_phases import phases, table
 from .report import Options, Result, at_most, interval, run_bench
 
-BOUND = 1.05
+BOUND = 1.03
 WARM_UP = 2
 """Pairs that are thrown away: buffers, threads, first-call imports."""
 
@@ -206,6 +208,18 @@ def recorder_shares(size: Size, steps: int):
     return found[WARM_UP:]
 
 
+def phase_seconds(size: Size, steps: int):
+    """On 4 ranks, a stage each: CPU seconds of this rank by phase."""
+    with phases(torch.optim.AdamW) as ledger:
+        engine = ours(pipeline_plan(size, dist.get_world_size()), size)
+        given = batch(size, engine.plan.global_batch)
+        for _ in range(WARM_UP + steps):
+            if engine.num_steps == WARM_UP:
+                ledger.spent.clear()
+            engine.step(given)
+    return ledger.spent
+
+
 def measure(options: Options) -> Iterator[Result]:
     sizes, pairs = ((Size(256, sequence=32),), 11) if options.quick else ((Size(256), Size(512)), 15)
     shares = [share for rank in run_ranks(2, recorder_shares, sizes[0], pairs) for share in rank]
@@ -213,6 +227,8 @@ def measure(options: Options) -> Iterator[Result]:
     print(f"recorder width {sizes[0].width}: {at.median:.3%} of a step's CPU time", flush=True)
     yield at_most("recorder-cpu", 100 * at.median, "% of a step", bound=1.0, low=at.low, high=at.high)
     for size in sizes:
+        spent = sum(run_ranks(4, phase_seconds, size, pairs // 2, timeout_s=900), Counter())
+        print(f"pipeline width {size.width}, CPU time by phase:\n{table(spent)}", flush=True)
         for name, ranks, function in (("pipeline", 4, pipeline_pairs), ("ddp", 2, data_parallel_pairs)):
             given = size if name == "pipeline" else replace(size, rows=2 * size.rows)
             found = run_ranks(ranks, function, given, pairs, timeout_s=900)[0]

@@ -63,6 +63,7 @@ class Courier:
         num_rows: int,
         within: Collection[int] = (),
         blocking: bool = False,
+        looks_ahead: bool = True,
         forward_only: bool = False,
     ) -> None:
         """Hold the rank's ``sequence`` and its own ``rows`` of each micro-batch, out of ``num_rows``.
@@ -79,6 +80,7 @@ class Courier:
         self._within = within
         self._forward_only = forward_only
         self._blocking = blocking
+        self._looks_ahead = looks_ahead and not blocking
         self._next = 0
         self._early: set[int] = set()
         self._receives = _receives_by_action(sequence, rank)
@@ -104,7 +106,7 @@ class Courier:
 
     def look_ahead(self, action: Action) -> None:
         """Post the receives of ``action`` before their turn, where tags allow it and their form is known."""
-        if self._blocking or self._transport.matches_in_order:
+        if not self._looks_ahead or self._transport.matches_in_order:
             return
         for index in self._receives.get(action, ()):
             transfer = self._sequence[index]

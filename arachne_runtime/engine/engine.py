@@ -64,6 +64,8 @@ class Engine:
         recorder: Writes down how long each action took.
         on_step: Told of each finished step, on every rank.
         blocking: End each communication before the next is issued, to find errors in their order.
+        overlap: Without it sums of gradients start when the whole stage has its own, and nothing is asked
+            for before its turn in the total order: what benchmarks compare with.
 
     Raises:
         UsageError: The number of ranks, or of blocks, is not the plan's; an optimizer that needs a closure.
@@ -81,11 +83,13 @@ class Engine:
         recorder: Records | None = None,
         on_step: Callable[[StepReport], None] | None = None,
         blocking: bool = False,
+        overlap: bool = True,
     ) -> None:
         distributed = dist.is_initialized()
         refuse_plan(plan, dist.get_world_size() if distributed else 1)
         refuse_model(plan, parts, stochastic=recipe.stochastic)
         self.plan = plan
+        self._blocking, self._overlap = blocking, overlap
         self.recipe = recipe
         self.places = places_of(plan, dist.get_rank() if distributed else 0)
         """Of this rank, by stage."""
@@ -121,7 +125,6 @@ class Engine:
         self._within = frozenset(stage for stage in self._plays if stage + 1 in self._plays)
         self._records: Records = recorder or Silence()
         self._on_step = on_step
-        self._blocking = blocking
         self._is_open = True
         self._program = lru_cache(KEPT_PROGRAMS)(self._make_program)
 
@@ -157,7 +160,7 @@ class Engine:
         return Play(
             index=place.stage,
             stage=stage,
-            pieces=self._gradients.pieces(stage),
+            pieces=self._gradients.pieces(stage) if self._overlap else (stage.block_range,),
             device=self._mesh.device,
             is_first=place.stage == 0,
             is_last=place.stage == len(pipeline.stages) - 1,
@@ -303,6 +306,7 @@ class Engine:
             num_rows=batch.num_rows,
             within=self._within,
             blocking=self._blocking,
+            looks_ahead=self._overlap,
             forward_only=evaluates,
         )
         players = {
