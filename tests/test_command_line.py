@@ -241,7 +241,7 @@ def test_check_says_what_cannot_be_run_yet(tmp_path):
     path = written(tmp_path, changed(PLAN, {"pipelines[0].stages[0].zero": 3}))
     done = arachne("check", path)
     assert (done.returncode, done.stderr) == (0, "")
-    assert "\n  arachne run cannot run it: $.pipelines[0].stages[0].zero is 3; " in done.stdout
+    assert "\n  arachne run cannot run it: $.pipelines[0].stages[0].zero is 3" in done.stdout
     obstacles = json.loads(arachne("check", path, "--json").stdout)["obstacles"]
     assert any("$.pipelines[0].stages[0].zero is 3" in obstacle for obstacle in obstacles)
 

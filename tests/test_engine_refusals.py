@@ -218,7 +218,9 @@ def test_sparse_gradients_are_refused():
 def test_the_first_fault_does_not_hide_the_others():
     with pytest.raises(UnsupportedPlanError) as caught:
         refuse_unrunnable(with_stage(zero=3, expert_parallel=2, recompute=True, replicas=TWO_REPLICAS))
-    assert len(str(caught.value).splitlines()) > 3
+    said = str(caught.value)
+    assert "experts shared out" in said
+    assert "with recompute" in said
 
 
 def test_a_stage_without_parameters_trains():

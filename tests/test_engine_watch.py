@@ -189,7 +189,7 @@ def test_a_parameter_that_is_thawed_after_the_engine_was_made_is_refused():
     frozen = lambda: Line().requires_grad_(False)  # noqa: E731
     found = engine(PARTS, frozen, Line)
     found.step(batch())
-    found.stage.requires_grad_(True)
+    found.stages[0].requires_grad_(True)
     with pytest.raises(UsageError, match=r"shape \(3, 3\) was frozen when the engine was made"):
         found.step(batch())
 

@@ -7,7 +7,9 @@ from torch import nn
 
 import arachne_runtime as arachne
 from arachne_runtime.engine import Engine, Recipe
-from arachne_runtime.errors import WorkerFailedError
+from arachne_runtime.engine.precision import Precision
+from arachne_runtime.engine.refusals import refuse_recipe
+from arachne_runtime.errors import UnsupportedPlanError, WorkerFailedError
 from arachne_runtime.model import ModelParts
 from arachne_runtime.plan.plan import Pipeline
 from arachne_runtime.testing import run_ranks
@@ -161,3 +163,16 @@ def test_parameters_without_a_gradient_are_refused_before_the_step(zero):
 def test_other_dtypes_are_refused():
     with pytest.raises(WorkerFailedError, match=r"holds torch.float64; ZeRO-2 needs .* torch.float32"):
         run_ranks(3, train_all_by_plan, [Case(with_zero(WIDE, 2))])
+
+
+@pytest.mark.parametrize(
+    "asked", [{"precision": Precision.FP16}, {"compile": "eager"}, {"accumulate": torch.float32}]
+)
+@pytest.mark.parametrize("zero", [2, 3])
+def test_what_changes_gradients_later_is_refused(zero, asked):
+    recipe = Recipe(optimizer=torch.optim.SGD, loss=F.mse_loss, **asked)
+    with pytest.raises(
+        UnsupportedPlanError, match=rf"zero is {zero}, which runs without {next(iter(asked))}"
+    ):
+        refuse_recipe(with_zero(WIDE, zero), recipe)
+    refuse_recipe(with_zero(WIDE, 1), recipe)

@@ -40,7 +40,7 @@ from .player import Context, Play, Player
 from .precision import Accumulation, LossScale, Precision, refuse_parameters, scale_gradients
 from .program import Program
 from .recipe import Recipe
-from .refusals import refuse_model, refuse_plan, runs_once, sees_whole_batch
+from .refusals import refuse_model, refuse_plan, refuse_recipe, runs_once, sees_whole_batch
 from .report import EvaluationReport, StepReport
 from .shard_rule import ShardRule, shard_rule_of
 from .sharing import loss_over, sharing_of
@@ -88,6 +88,7 @@ class Engine:
         distributed = dist.is_initialized()
         refuse_plan(plan, dist.get_world_size() if distributed else 1)
         refuse_model(plan, parts, stochastic=recipe.stochastic)
+        refuse_recipe(plan, recipe)
         self.plan = plan
         self._blocking, self._overlap = blocking, overlap
         self.recipe = recipe

@@ -13,6 +13,8 @@ from ..plan.rules import check_plan
 from ..plan.runnable import refuse_unrunnable
 from ..plan.shards import position_of
 from ..plan.tiling import shares_experts
+from ..plan.zero import splits_gradients
+from .recipe import Recipe
 
 
 def refuse_plan(plan: Plan, num_ranks: int) -> None:
@@ -29,6 +31,23 @@ def refuse_plan(plan: Plan, num_ranks: int) -> None:
         )
     refuse_unrunnable(plan)
     refuse_without_deepspeed(plan)
+
+
+def refuse_recipe(plan: Plan, recipe: Recipe) -> None:
+    """Refuse what changes gradients behind a backward where ZeRO-2 or 3 has summed them within it already."""
+    asked = {
+        "precision": recipe.precision,
+        "accumulate": recipe.accumulate,
+        "compile": recipe.compile or None,
+    }
+    used = ", ".join(name for name, value in asked.items() if value is not None)
+    stages = ((p, s, stage) for p, each in enumerate(plan.pipelines) for s, stage in enumerate(each.stages))
+    for p, s, stage in stages:
+        if used and splits_gradients(stage):
+            raise UnsupportedPlanError(
+                f"$.pipelines[{p}].stages[{s}].zero is {stage.zero}, which runs without {used}: DeepSpeed "
+                "sums gradients within each backward; set it to 1, or leave that out"
+            )
 
 
 def refuse_model(plan: Plan, parts: ModelParts, *, stochastic: bool) -> None:
