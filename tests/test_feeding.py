@@ -129,7 +129,7 @@ def test_the_answer_tells_errors_factors_and_notes(measured, capsys):
 
 def test_what_was_asked_wrongly_says_what_to_give(measured):
     with pytest.raises(UnsupportedEnvironmentError, match="--out"):
-        learn_costs(measured / "runs", measured / "profile.json", measured / "nowhere" / "corrected.json")
+        learn_costs(measured / "runs", measured / "profile.json", measured / "model.json" / "corrected.json")
 
 
 def test_a_traced_run_keeps_its_plan(tmp_path):
