@@ -36,7 +36,7 @@ OPTIONS = {
         "--time-budget",
         "--json",
     },
-    "compare": {"--cluster", "--model", "--profile", "--run", "--json"},
+    "compare": {"--cluster", "--model", "--profile", "--run", "--trace", "--json"},
 }
 CLUSTER = """
 format = "arachne.cluster/1"

@@ -92,7 +92,9 @@ def _difference_of(same: Tensor, other: Tensor) -> float:
     if not a.numel() or not a.isfinite().all():
         return 0.0
     size, difference = float(a.abs().max()), float((a - b).abs().max())
-    return 0.0 if difference <= tolerance_of(same.dtype) * size else difference / max(size, 1e-300)
+    return (
+        0.0 if difference <= tolerance_of(same.dtype, same.device) * size else difference / max(size, 1e-300)
+    )
 
 
 def _told(stage: StageModule, block: int, difference: float, *, mixes: bool) -> str:

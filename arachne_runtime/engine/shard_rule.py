@@ -130,4 +130,8 @@ def _gap(shared: Tensor, whole: Tensor) -> float:
     if not b.numel() or not b.isfinite().all():
         return 0.0
     size, difference = float(b.abs().max()), float((a - b).abs().max())
-    return 0.0 if difference <= tolerance_of(whole.dtype) * size else difference / max(size, 1e-300)
+    return (
+        0.0
+        if difference <= tolerance_of(whole.dtype, whole.device) * size
+        else difference / max(size, 1e-300)
+    )
