@@ -5,7 +5,7 @@ and in a step's first backward their parameters have gradients that were not the
 are alike, so the peak is at the last or at the first of some kind.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from itertools import accumulate, pairwise
 from math import ceil
@@ -44,6 +44,8 @@ class BackwardPeaks:
         self._forwards = tables.by_kind(
             [w.forward + samples * i for w, i in zip(working, inputs, strict=True)]
         )
+        self._leaving = (0.0, *(float(samples * out) for out in tables.output_bytes))
+        """By end of the stage: the gradient that it is given, which stays until its backward is through."""
         self._gradients = tuple(weight * own for own in tables.own_parameters)
         self.loss_bytes = tuple(accumulate((float(w.loss) for w in working), initial=0.0))
 
@@ -72,18 +74,26 @@ class BackwardPeaks:
         """Beside all that is kept, in the first backward of a step; the gradients that it makes count."""
         tables = self._tables
         at_last = self._at_its_peak(self._of_first, start, stop)
-        at_first = self._at_its_peak(self._from_first, start, stop, by_stop=False)
+        leaving = tables.at(self._leaving, stop)
+        at_first = self._at_its_peak(self._from_first, start, stop, by_stop=False, least=2) + leaving
         shared = tables.parameters_of(start, stop) - tables.between(tables.own_parameters, start, stop)
         made = tables.at(self._gradients, stop) - tables.at(self._kept, stop)
         weight = self._gradients[-1] / max(1, tables.own_parameters[-1])
         return larger(at_last, at_first) + made + weight * shared
 
     def _at_its_peak(
-        self, values: Sequence[tuple[float, ...]], start: Bound, stop: Bound, *, by_stop: bool = True
+        self,
+        values: Sequence[tuple[float, ...]],
+        start: Bound,
+        stop: Bound,
+        *,
+        by_stop: bool = True,
+        least: int = 1,
     ) -> Amount:
+        """The largest, over kinds of which the stage has ``least`` blocks."""
         found: Amount = _NONE
         for value, count in zip(values, self._tables.of_kind, strict=True):
-            there = self._tables.between(count, start, stop) > 0
+            there = self._tables.between(count, start, stop) >= least
             at = self._tables.at(value, stop if by_stop else start)
             found = larger(found, at * there + _NONE * (1 - there))
         return found
@@ -91,17 +101,20 @@ class BackwardPeaks:
     @cached_property
     def _of_later(self) -> list[tuple[float, ...]]:
         """By kind and end of the stage: at the last block of the kind, with all that is kept up to it."""
-        return [self._by_boundary(self._last(kind), self._later_at) for kind in self._tables.of_kind]
+        return [self._by_end(self._last(kind), self._later_at) for kind in self._tables.of_kind]
 
     @cached_property
     def _of_first(self) -> list[tuple[float, ...]]:
         """The same, without the gradients that are made at it and before it."""
-        return [self._by_boundary(self._last(kind), self._first_at) for kind in self._tables.of_kind]
+        return [self._by_end(self._last(kind), self._first_at) for kind in self._tables.of_kind]
 
     @cached_property
     def _from_first(self) -> list[tuple[float, ...]]:
         """By kind and start of the stage: the same at the first block of the kind."""
-        return [self._by_boundary(self._next(kind), self._first_at) for kind in self._tables.of_kind]
+        return [
+            tuple(0.0 if block is None else self._first_at(block) for block in self._next(kind))
+            for kind in self._tables.of_kind
+        ]
 
     def _later_at(self, block: int) -> float:
         return self._working[block].backward + self._kept[block + 1]
@@ -109,8 +122,11 @@ class BackwardPeaks:
     def _first_at(self, block: int) -> float:
         return self._working[block].first_backward + self._kept[block + 1] - self._gradients[block + 1]
 
-    def _by_boundary(self, blocks: Iterable[int | None], value: Callable[[int], float]) -> tuple[float, ...]:
-        return tuple(0.0 if block is None else value(block) for block in blocks)
+    def _by_end(self, blocks: Sequence[int | None], value: Callable[[int], float]) -> tuple[float, ...]:
+        return tuple(
+            0.0 if block is None else value(block) + (self._leaving[stop] if block < stop - 1 else 0.0)
+            for stop, block in enumerate(blocks)
+        )
 
     def _last(self, counts: Sequence[int]) -> list[int | None]:
         """By boundary: the last block of a kind before it; ``counts``: how many there are."""

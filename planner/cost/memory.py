@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from arachne_runtime.plan.limits import PENDING_SENDS
+from arachne_runtime.plan.order import REDUCTION_BYTES
 from arachne_runtime.plan.schedule import in_flight
 from arachne_runtime.units import Bytes
 
@@ -121,8 +122,10 @@ def stage_memory(
     measured, recomputed = costs.backward, costs.again
     loss = 0.0 if measured is None else tables.between(measured.loss_bytes, start, stop)
 
+    between = 0.0 if measured is None or not summed else _between(tables, start, stop, samples, gradients)
+
     def activations(held: Bound) -> Amount:
-        again = held * (entering + loss) + (1 + deferred) * (whole - loss)
+        again = held * (entering + loss) + (1 + deferred) * (whole - loss) + between
         return _where(recompute, again, held * whole) + held * leaving
 
     temporaries = tables.temporary_bytes(start, stop, device, tp)
@@ -154,15 +157,35 @@ def stage_memory(
     assert isinstance(held, int)
     steady = micro_batches > held
     still = held if steady else held - 1
-    sent = min(PENDING_SENDS, micro_batches - held if steady else 1) * received
+    under_way = _under_way(start, still, micro_batches - held, received, leaving)
     return replace(
         memory,
         buffers=SMALL_BYTES + (received if steady and start > 0 else _asked_for(start, held, 0.0, leaving)),
         fresh=0.0 if summed else gradients,
-        later=activations(still) + _asked_for(start, still, received, leaving) + sent + SMALL_BYTES
-        if still
-        else 0.0,
+        later=activations(still) + under_way + SMALL_BYTES if still else 0.0,
     )
+
+
+def _between(tables: Tables, start: Bound, stop: Bound, samples: int, gradients: Amount) -> Amount:
+    """Of the last micro-batch: what enters each of the pieces that are computed again on their own.
+
+    Behind a piece a sum of gradients may start, so each has at least ``REDUCTION_BYTES`` of them.
+    """
+    pieces = np.minimum(np.floor_divide(gradients, REDUCTION_BYTES), np.subtract(stop, start) - 1)
+    return pieces * tables.largest(tables.output_by_kind, start, stop) * samples  # type: ignore[no-any-return]
+
+
+def _under_way(start: Bound, held: int, more: int, entering: Amount, leaving: Amount) -> Amount:
+    """Messages during a backward behind the first with as many in flight, of ``more`` such backwards.
+
+    Each has sent a gradient. Behind the last of them the next input is a gradient, else an output.
+    """
+    if start == 0:
+        return _asked_for(start, held, entering, leaving)
+    if more == 0:  # the second backward of all, and one less in flight
+        return entering + leaving
+    last = min(PENDING_SENDS, more) * entering + leaving
+    return larger(last, min(PENDING_SENDS, more - 1) * entering + entering)
 
 
 def _asked_for(start: Bound, held: Bound, entering: Amount, leaving: Amount) -> Amount:

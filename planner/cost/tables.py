@@ -80,6 +80,7 @@ class Tables:
         self._largest_kept: dict[tuple[str, int, int], tuple[float, ...]] = {}
         self.dense_by_kind = self.by_kind([b.parameters - b.expert_parameters for b in model.blocks])
         self.experts_by_kind = self.by_kind([b.expert_parameters for b in model.blocks])
+        self.output_by_kind = self.by_kind(self.output_bytes)
         self.routed_by_kind = self.by_kind(self.routed_bytes)
         self._arrays: dict[int, tuple[tuple[float, ...], NDArray[np.float64]]] = {}
         """Arrays of the values above by their identity, which the values beside each keep alive."""
