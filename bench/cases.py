@@ -73,14 +73,13 @@ class Head(nn.Module):
         return self.logits(self.norm(x))
 
 
-@pipelined(first="embed", blocks="layers", last="head", context="context")
-class TinyGPT(nn.Module):
-    """A decoder of ``num_layers`` layers; its head shares the table of its embedding if ``tied``."""
+class Decoder(nn.Module):
+    """Embedding, ``layers`` and head; the head shares the table of the embedding if ``tied``."""
 
-    def __init__(self, num_layers, tied):
+    def __init__(self, layers: Iterable[nn.Module], tied: bool) -> None:
         super().__init__()
         self.embed = Embed()
-        self.layers = nn.ModuleList(Layer() for _ in range(num_layers))
+        self.layers = nn.ModuleList(layers)
         self.head = Head()
         if tied:
             self.head.logits.weight = self.embed.table.weight
@@ -93,6 +92,14 @@ class TinyGPT(nn.Module):
         for layer in self.layers:
             state = layer(*state, **self.context(batch))
         return self.head(*state)
+
+
+@pipelined(first="embed", blocks="layers", last="head", context="context")
+class TinyGPT(Decoder):
+    """A decoder of ``num_layers`` layers."""
+
+    def __init__(self, num_layers: int, tied: bool) -> None:
+        super().__init__((Layer() for _ in range(num_layers)), tied)
 
 
 @dataclass(frozen=True)

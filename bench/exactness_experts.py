@@ -18,7 +18,7 @@ import arachne_runtime as arachne
 from arachne_runtime.plan.plan import Pipeline, Plan, ScheduleKind, Stage
 from arachne_runtime.plan.rules import check_plan
 
-from .cases import SEQUENCE, WIDTH, Case, Embed, Head
+from .cases import SEQUENCE, WIDTH, Case, Decoder
 from .exactness_frame import Kind
 from .exactness_plans import SINGLE_SHARE, random_plan
 from .exactness_tensor import APART, DIVIDES, Attention, random_tensor_plan
@@ -46,25 +46,11 @@ ATTENTION = {name: rule for name, rule in APART.items() if name.startswith(("emb
 @arachne.pipelined(
     first="embed", blocks="layers", last="head", context="context", divides=DIVIDES, tensor_parallel=ATTENTION
 )
-class Mixture(nn.Module):
+class Mixture(Decoder):
     """A decoder of ``num_layers`` layers with experts."""
 
     def __init__(self, num_layers: int, tied: bool, activation: str) -> None:
-        super().__init__()
-        self.embed = Embed()
-        self.layers = nn.ModuleList(Layer(activation) for _ in range(num_layers))
-        self.head = Head()
-        if tied:
-            self.head.logits.weight = self.embed.table.weight
-
-    def context(self, batch):
-        return {"position": batch["position"]}
-
-    def forward(self, batch):
-        state = self.embed(batch["tokens"])
-        for layer in self.layers:
-            state = layer(*state, **self.context(batch))
-        return self.head(*state)
+        super().__init__((Layer(activation) for _ in range(num_layers)), tied)
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from torch import nn
 from arachne_runtime.model import pipelined
 from arachne_runtime.plan.plan import ScheduleKind
 
-from .cases import HEADS, WIDTH, Case, Embed, Head
+from .cases import HEADS, WIDTH, Case, Decoder
 from .exactness_frame import Kind
 from .exactness_plans import random_case
 
@@ -45,25 +45,11 @@ class HalfLayer(nn.Module):
     context="context",
     halves={"attention": ("norm_1", "mix", "out"), "mlp": ("norm_2", "up", "down")},
 )
-class HalfGPT(nn.Module):
+class HalfGPT(Decoder):
     """``2 * num_layers + 2`` blocks."""
 
     def __init__(self, num_layers: int, tied: bool) -> None:
-        super().__init__()
-        self.embed = Embed()
-        self.layers = nn.ModuleList(HalfLayer() for _ in range(num_layers))
-        self.head = Head()
-        if tied:
-            self.head.logits.weight = self.embed.table.weight
-
-    def context(self, batch):
-        return {"position": batch["position"]}
-
-    def forward(self, batch):
-        state = self.embed(batch["tokens"])
-        for layer in self.layers:
-            state = layer(*state, **self.context(batch))
-        return self.head(*state)
+        super().__init__((HalfLayer() for _ in range(num_layers)), tied)
 
 
 @dataclass(frozen=True)

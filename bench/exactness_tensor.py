@@ -16,7 +16,7 @@ from torch import Tensor, nn
 import arachne_runtime as arachne
 from arachne_runtime.plan.plan import Pipeline, Plan, Replica, ScheduleKind, Stage
 
-from .cases import IGNORED, SEQUENCE, VOCABULARY, WIDTH, Case, Embed, Head
+from .cases import IGNORED, SEQUENCE, VOCABULARY, WIDTH, Case, Decoder
 from .exactness_frame import Kind
 from .exactness_plans import random_cuts
 
@@ -87,27 +87,13 @@ APART.pop("attention.qkv")
 DIVIDES = {"attention": ("heads", "groups")}
 
 
-class _Whole(nn.Module):
+class _Whole(Decoder):
     """A decoder of ``num_layers`` layers."""
 
     fused = True
 
     def __init__(self, num_layers: int, tied: bool) -> None:
-        super().__init__()
-        self.embed = Embed()
-        self.layers = nn.ModuleList(Layer(self.fused) for _ in range(num_layers))
-        self.head = Head()
-        if tied:
-            self.head.logits.weight = self.embed.table.weight
-
-    def context(self, batch):
-        return {"position": batch["position"]}
-
-    def forward(self, batch):
-        state = self.embed(batch["tokens"])
-        for layer in self.layers:
-            state = layer(*state, **self.context(batch))
-        return self.head(*state)
+        super().__init__((Layer(self.fused) for _ in range(num_layers)), tied)
 
 
 PARTS = {"first": "embed", "blocks": "layers", "last": "head", "context": "context", "divides": DIVIDES}

@@ -102,21 +102,21 @@ def test_a_collective_belongs_to_its_action(tmp_path):
     with Recorder(tmp_path, rank=0, plan=lone_plan()) as recorder:
         with recorder.step(3, samples=2, held=nothing):
             start = recorder.mark()
-            with collective("ep all_to_all", sent_bytes=5):
+            with collective("experts all_to_all", sent_bytes=5):
                 pass
-            with collective("tp all_reduce", sent_bytes=7):
+            with collective("tensor all_reduce", sent_bytes=7):
                 pass
             marks = (start, start, recorder.mark(), recorder.mark())
             recorder.add(RecordKind.ACTION, "0F0", marks, samples=2)
             with recorder.timed(RecordKind.COMMIT, "commit", sent_bytes=48):
                 pass
         assert recording() is None
-        with collective("ep all_to_all", sent_bytes=9):
+        with collective("experts all_to_all", sent_bytes=9):
             pass  # outside of a step: not written
     one, two, action, commit, step = read(tmp_path)
     assert [(r.kind, r.name, r.within, r.sent_bytes) for r in (one, two)] == [
-        (RecordKind.COLLECTIVE, "ep all_to_all", "0F0", 5),
-        (RecordKind.COLLECTIVE, "tp all_reduce", "0F0", 7),
+        (RecordKind.COLLECTIVE, "experts all_to_all", "0F0", 5),
+        (RecordKind.COLLECTIVE, "tensor all_reduce", "0F0", 7),
     ]
     assert action.start_s <= one.start_s <= one.start_s + one.wait_s <= two.start_s
     assert two.start_s + two.wait_s <= action.start_s + action.compute_s

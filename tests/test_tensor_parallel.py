@@ -6,6 +6,7 @@ import sys
 from collections import defaultdict
 from dataclasses import replace
 
+import msgspec
 import pytest
 import torch
 import torch.distributed as dist
@@ -15,10 +16,12 @@ import arachne_runtime as arachne
 from arachne_runtime.engine import Engine, Recipe
 from arachne_runtime.engine.precision import Precision
 from arachne_runtime.errors import ModelError, UnsupportedPlanError
+from arachne_runtime.measure.recorder import Recorder
 from arachne_runtime.model import ModelParts
 from arachne_runtime.plan.plan import Pipeline, Plan, Replica, ScheduleKind, Stage
+from arachne_runtime.plan.records import Record, RecordKind
 from arachne_runtime.testing import run_ranks
-from bench.cases import gap, train_all_by_plan, train_plainly
+from bench.cases import WIDTH, gap, train_all_by_plan, train_plainly
 from bench.exactness_tensor import SEQUENCE, TensorCase, random_tensor_case
 
 
@@ -158,11 +161,43 @@ def test_copies_stay_equal_bit_by_bit():
     assert not {"attention.q.weight", "up.weight", "table.weight"} & copied
 
 
+def collectives_of(folder, sharded_logits):
+    """(action, name, bytes) of the collectives of step 1, which checks nothing, on one rank."""
+    case = TensorCase(PAIR_OF_WORDS, dtype=torch.float32, sharded_logits=sharded_logits)
+    recipe = Recipe(optimizer=case.optimizer, loss=case.loss, inputs=lambda b: (b["tokens"],))
+    rank = dist.get_rank()
+    with Recorder(folder, rank=rank, plan=case.plan) as recorder:
+        engine = Engine(case.plan, ModelParts.of(case.model), recipe, recorder=recorder)
+        for _ in range(2):
+            engine.step(case.batch(0))
+        engine.close()
+    lines = (folder / f"rank-{rank}.jsonl").read_bytes().splitlines()
+    records = [msgspec.json.decode(line, type=Record) for line in lines]
+    return [
+        (r.within, r.name, r.sent_bytes) for r in records if r.kind is RecordKind.COLLECTIVE and r.step == 1
+    ]
+
+
+@pytest.mark.parametrize("sharded_logits", [False, True])
+def test_every_exchange_of_an_action_is_recorded(tmp_path, sharded_logits):
+    """Of the words, of three row-wise products and of the head; and of gradients before column-wise ones."""
+    found = run_ranks(2, collectives_of, tmp_path, sharded_logits)
+    assert found[0] == found[1]
+    rows_bytes = 2 * SEQUENCE * WIDTH * 4
+    forward = [(name, sent) for within, name, sent in found[0] if within == "0F0"]
+    backward = [(name, sent) for within, name, sent in found[0] if within == "0B0"]
+    logits = "tensor all_reduce" if sharded_logits else "tensor all_gather"
+    assert forward[:4] == [("tensor all_reduce", rows_bytes)] * 4
+    assert [name for name, _ in forward[4:]] == [logits] * (2 if sharded_logits else 1)
+    assert backward == [("tensor all_reduce", rows_bytes)] * 4
+
+
 def make_engine(plan, model, **settings):
     recipe = Recipe(optimizer=lambda p: torch.optim.SGD(p, lr=0.1), loss=lambda y, b: y.mean(), **settings)
     return Engine(plan, ModelParts.of(model), recipe)
 
 
+PAIR_OF_WORDS = plan_of(pipeline(1, 2, stage((0, 3), (A[:2], 2))))
 PAIR = plan_of(pipeline(1, 2, stage((0, 1), (A[:2], 2))))
 
 

@@ -4,14 +4,17 @@ import zlib
 from collections.abc import Sequence
 
 import torch
+import torch.distributed as dist
 
 from ..data.batch import StepBatch, WholeBatch, tensors_of
 from ..data.loader import LoadedRows
 from ..errors import UsageError
+from ..measure.recorder import Records
 from ..mesh import Mesh
 from ..model import ModelParts
 from ..plan.files import digest
 from ..plan.plan import Plan
+from ..plan.records import RecordKind
 
 
 def settings_number(plan: Plan, parts: ModelParts, *settings: object) -> int:
@@ -33,7 +36,24 @@ def batch_number(batch: StepBatch) -> int:
     return found
 
 
-def refuse_disagreement(mine: tuple[int, int, int, int], total: Sequence[float], mesh: Mesh) -> None:
+def committed(
+    mine: tuple[float, float], same: tuple[int, int, int, int], mesh: Mesh, records: Records
+) -> tuple[float, float]:
+    """Loss and squared norm of all ranks, from this rank's parts: the last communication of a step.
+
+    ``same``: step, rows, settings and samples of this rank. UsageError where they are not those of all.
+    """
+    if mesh.num_ranks == 1:
+        return mine
+    total = torch.tensor([*mine, *same], dtype=torch.float64, device=mesh.device)
+    with records.timed(RecordKind.COMMIT, "commit", sent_bytes=total.nbytes):
+        dist.all_reduce(total)
+    loss, squared_norm, *sums = total.tolist()
+    _refuse_disagreement(same, sums, mesh)
+    return loss, squared_norm
+
+
+def _refuse_disagreement(mine: tuple[int, int, int, int], total: Sequence[float], mesh: Mesh) -> None:
     """Refuse ranks that differ in step, rows, settings or samples, from this rank's numbers and all sums.
 
     Raises:

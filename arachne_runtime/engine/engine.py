@@ -17,34 +17,31 @@ from ..data.batch import StepBatch, as_step_batch
 from ..data.loader import LoadedRows
 from ..errors import UsageError
 from ..measure.recorder import Records, Silence
-from ..mesh import Mesh
+from ..mesh import Mesh, default_device
 from ..model import ModelParts, StageModule
 from ..model.experts import ExpertMesh, place_experts
-from ..model.sharing import Sharing
-from ..plan.cluster import index_of
-from ..plan.order import Reduction, Summed
-from ..plan.placement import Place, holding, places_of
+from ..plan.order import Reduction
+from ..plan.placement import holding, places_of
 from ..plan.plan import Plan
 from ..plan.records import RecordKind
-from ..plan.schedule import Work, first_backward
 from ..plan.shards import Intervals, held
-from .agreement import batch_number, refuse_disagreement, settings_number
+from .agreement import batch_number, committed, settings_number
 from .compiled import backend_of, compile_blocks, refuse_compiled
 from .courier import Courier
 from .evaluate import Tally, evaluating
 from .gradients import Gradients
-from .loss_rule import LossRule
 from .nonfinite import refuse_non_finite
 from .optimizer_rule import refuse_optimizer
-from .player import Context, Play, Player
+from .play import Play
+from .player import Player
 from .precision import Accumulation, LossScale, Precision, refuse_parameters, scale_gradients
 from .program import Program
 from .recipe import Recipe
-from .refusals import refuse_model, refuse_plan, refuse_recipe, runs_once, sees_whole_batch
+from .refusals import refuse_model, refuse_plan, refuse_recipe
 from .report import EvaluationReport, StepReport
-from .shard_rule import ShardRule, shard_rule_of
-from .sharing import loss_over, sharing_of
-from .watch import Watch, is_watched
+from .shard_rule import shard_rule_of
+from .sharing import sharing_of
+from .watch import is_watched
 from .weight import ItemWeight, RowWeight, Weight, whole_number
 
 KEPT_PROGRAMS = 8
@@ -95,7 +92,7 @@ class Engine:
         self.places = places_of(plan, dist.get_rank() if distributed else 0)
         """Of this rank, by stage."""
         device = device or default_device(self.places[0].device)
-        self._summed = summed_of(parts)
+        self._summed = parts.summed()
         self._mesh = Mesh.form(plan, self._summed, self.places[0].rank, device)
         spans = [holding(plan, place)[1].blocks for place in self.places]
         shared = sharing_of(self._mesh, plan, recipe)
@@ -118,9 +115,12 @@ class Engine:
         self._settings = settings_number(plan, parts, *recipe.common(), on_step is None)
         context = parts.context_on(device, recipe.dtype)
         self._plays = {
-            place.stage: self._make_play(place, stage, context, each, shard_rule_of(parts, stage, each))
+            place.stage: Play.of(
+                plan, place, recipe, stage, pieces=self._pieces(stage), device=device, context=context,
+                sharing=each, shard_rule=shard_rule_of(parts, stage, each),
+            )
             for place, stage, each in zip(self.places, self.stages, shared, strict=True)
-        }
+        }  # fmt: skip
         self._speaking = frozenset(place.stage for place in self.places if place.tp_rank == 0)
         """Stages whose losses and items this rank adds to those of others: one rank of each replica does."""
         self._within = frozenset(stage for stage in self._plays if stage + 1 in self._plays)
@@ -147,37 +147,8 @@ class Engine:
         refuse_optimizer(made, recipe.optimizer, parameters[0], self.plan, stochastic=recipe.stochastic)
         return made
 
-    def _make_play(
-        self,
-        place: Place,
-        stage: StageModule,
-        context: Context | None,
-        sharing: Sharing,
-        shard_rule: ShardRule | None,
-    ) -> Play:
-        recipe, (pipeline, mine, _) = self.recipe, holding(self.plan, place)
-        loss = loss_over(recipe.loss, sharing.tensor)
-        exact, once = not recipe.stochastic, runs_once(self.plan, mine)
-        return Play(
-            index=place.stage,
-            stage=stage,
-            pieces=self._gradients.pieces(stage) if self._overlap else (stage.block_range,),
-            device=self._mesh.device,
-            is_first=place.stage == 0,
-            is_last=place.stage == len(pipeline.stages) - 1,
-            recompute=mine.recompute,
-            defers=first_backward(self.plan.schedule) is Work.INPUT,
-            stochastic=recipe.stochastic,
-            loss=loss,
-            inputs=recipe.inputs,
-            context=context,
-            watch=Watch.of(stage, self._mesh.device, exact=exact, once=once),
-            splits=not sees_whole_batch(self.plan, mine),
-            loss_rule=LossRule(loss, is_sum=recipe.num_items is not None),
-            shard_rule=shard_rule,
-            precision=recipe.precision,
-            compiled=recipe.compile is not False,
-        )
+    def _pieces(self, stage: StageModule) -> tuple[range, ...]:
+        return self._gradients.pieces(stage) if self._overlap else (stage.block_range,)
 
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         """Global name and parameter of all that this rank holds, by block; those that blocks share last."""
@@ -353,21 +324,13 @@ class Engine:
 
     def _commit(self, loss: Tensor, batch: StepBatch) -> tuple[float, float]:
         """The commit word: all ranks have their sums and agree on the step. Global loss and gradient norm."""
-        sums = (loss.item(), self._gradients.squared_norm())
-        if self._mesh.num_ranks > 1:
-            same = self._same_on_all_ranks(batch)
-            total = torch.tensor([*sums, *same], dtype=torch.float64, device=self._mesh.device)
-            with self._records.timed(RecordKind.COMMIT, "commit", sent_bytes=total.nbytes):
-                dist.all_reduce(total)
-            sums = (total[0].item(), total[1].item())
-            refuse_disagreement(same, total[2:].tolist(), self._mesh)
-        norm = math.sqrt(sums[1]) if sums[1] >= 0 else math.nan
-        return sums[0], norm / self._loss_scale
-
-    def _same_on_all_ranks(self, batch: StepBatch) -> tuple[int, int, int, int]:
-        """Step, rows, and what settings and batch are; whole batches are read now and then."""
-        watched = is_watched(self.num_steps) or isinstance(batch, LoadedRows)
-        return (self.num_steps, batch.num_rows, self._settings, batch_number(batch) if watched else 0)
+        watched = is_watched(self.num_steps) or isinstance(batch, LoadedRows)  # whole batches are read seldom
+        content = batch_number(batch) if watched else 0
+        same = (self.num_steps, batch.num_rows, self._settings, content)
+        mine = (loss.item(), self._gradients.squared_norm())
+        total, squares = committed(mine, same, self._mesh, self._records)
+        norm = math.sqrt(squares) if squares >= 0 else math.nan
+        return total, norm / self._loss_scale
 
     @property
     def _loss_scale(self) -> float:
@@ -431,16 +394,3 @@ class Engine:
             who = f"rank {place.rank} ({place.device}), stage {place.stage} of pipeline {place.pipeline}"
             error.add_note(f"{who}, at {where}, in step {self.num_steps}")
             raise
-
-
-def summed_of(parts: ModelParts) -> Summed:
-    """What the order of communication must know of the model."""
-    return Summed.of([[i.form for i in parts.parameters_of(b)] for b in range(parts.num_blocks)])
-
-
-def default_device(device: str) -> torch.device:
-    """``v-0:1`` → ``cuda:1`` where the ranks speak NCCL (or one process has CUDA), else the CPU."""
-    nccl = dist.get_backend() == "nccl" if dist.is_initialized() else True
-    if nccl and torch.cuda.is_available():
-        return torch.device("cuda", index_of(device))
-    return torch.device("cpu")

@@ -1,6 +1,6 @@
 """Plays the actions of one stage by autograd, each with its rows, context and weight."""
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -13,58 +13,21 @@ from ..backends.protocol import GradientSums
 from ..data.batch import StepBatch, take_rows, to_device
 from ..errors import ModelError
 from ..measure.recorder import Records
-from ..model import StageModule, extra_losses
+from ..model import extra_losses
 from ..plan.records import RecordKind
 from ..plan.schedule import Action, Work
 from .compiled import uncompiled
 from .courier import Courier
 from .deferral import Deferral
 from .entry import Entry
-from .loss_rule import LossRule
 from .mixing import TwoRows
-from .precision import Precision, as_single, autocast
-from .recipe import Inputs, Loss
+from .play import Play
+from .precision import as_single, autocast
 from .shard_rule import ShardRule
-from .watch import Watch
 from .weight import Weight
 
-Context = Callable[[Any], Mapping[str, Tensor]]
 _Result = tuple[tuple[Tensor, ...], tuple[Tensor, ...]]
 """What some blocks return, and the losses that they added."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Play:
-    """How a stage is played: the same for every step."""
-
-    index: int
-    """Of the stage in its pipeline."""
-    stage: StageModule
-    pieces: tuple[range, ...]
-    """Runs of blocks, ascending, behind each of which a sum of gradients may start."""
-    device: torch.device
-    is_first: bool
-    is_last: bool
-    recompute: bool
-    defers: bool
-    """Whether backwards are split: first gradients of what entered the stage, then those of its weights."""
-    stochastic: bool
-    loss: Loss
-    inputs: Inputs
-    context: Context | None
-    watch: Watch
-    splits: bool
-    """Whether a micro-batch here is only a part of the global batch."""
-    loss_rule: LossRule
-    shard_rule: ShardRule | None
-    """Of a stage that is shared out in its replica."""
-    precision: Precision | None
-    compiled: bool
-
-    @property
-    def needs_samples(self) -> bool:
-        """Whether the stage reads the batch itself."""
-        return self.is_first or self.is_last or self.context is not None
 
 
 @dataclass(frozen=True, slots=True)

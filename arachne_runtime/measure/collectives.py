@@ -1,6 +1,6 @@
 """Where tensor-parallel and expert groups say that they communicate, in the middle of an action.
 
-    with collective("ep all_to_all", sent_bytes=rows.nbytes):
+    with collective("experts all_to_all", sent_bytes=rows.nbytes):
         dist.all_to_all_single(...)
 
 Outside of a recorded step it costs a look-up and writes nothing. An autograd function keeps ``recording()``
@@ -37,7 +37,7 @@ def recording() -> Timer | None:
 def collective(name: str, *, sent_bytes: Bytes, to: Timer | None = None) -> AbstractContextManager[None]:
     """Record the body as one collective of this rank, ``to`` what records the step (default: looked up).
 
-    ``name`` says group and operation: ``tp all_reduce``, ``ep all_to_all``.
+    ``name`` says group and operation: ``tensor all_reduce``, ``experts all_to_all``.
     """
     timer = to or _CURRENT.get()
     return _NOTHING if timer is None else timer.timed(RecordKind.COLLECTIVE, name, sent_bytes=sent_bytes)

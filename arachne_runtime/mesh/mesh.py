@@ -9,6 +9,7 @@ import torch.distributed as dist
 
 from ..model.exchange import Peers
 from ..model.experts import ExpertMesh
+from ..plan.cluster import index_of
 from ..plan.order import Reduction, Summed, ranks_of_stages, reductions
 from ..plan.placement import Place, holding, places, places_of
 from ..plan.plan import Plan
@@ -164,3 +165,11 @@ def _neighbours(plan: Plan) -> Iterator[tuple[int, int]]:
                 if above != below:
                     yield above, below
                     yield below, above
+
+
+def default_device(device: str) -> torch.device:
+    """``v-0:1`` → ``cuda:1`` where the ranks speak NCCL (or one process has CUDA), else the CPU."""
+    nccl = dist.get_backend() == "nccl" if dist.is_initialized() else True
+    if nccl and torch.cuda.is_available():
+        return torch.device("cuda", index_of(device))
+    return torch.device("cpu")

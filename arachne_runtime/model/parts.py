@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from ..data.batch import default_inputs
 from ..errors import ModelError
+from ..plan.order import Summed
 from ..plan.shards import ParameterForm, Position, Split
 from .construct import construct
 from .context import context_function
@@ -137,6 +138,10 @@ class ModelParts:
                 if told := split.refusal(position.along(split.axis)[1]):
                     yield f"{info.name}: {told}"
         yield from self._rules.refusals(self._blocks[block], position.tensor[1])
+
+    def summed(self) -> Summed:
+        """What the order of communication must know of the model."""
+        return Summed.of([[i.form for i in self.parameters_of(block)] for block in range(self.num_blocks)])
 
     def modules(self) -> Iterator[tuple[int, str, nn.Module]]:
         """Every (block, name inside the block, module), to check before a stage is built."""

@@ -10,11 +10,14 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
+import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
 
 from ..errors import ModelError
+from ..measure.collectives import collective, recording
 from ..plan.shards import even_part
 from . import vocabulary
 from .exchange import Peers
@@ -47,9 +50,33 @@ class TensorGroup:
         """The part of this rank as one of a distributed tensor."""
         return DTensor.from_local(tensor, self.mesh, [placement], run_check=False)
 
+    def replicated(self, tensor: Tensor) -> DTensor:
+        """What all ranks hold alike, as a distributed tensor; their gradients of it are summed."""
+        summed: Tensor = _SumOfGradients.apply(tensor, self)  # type: ignore[no-untyped-call]
+        return DTensor.from_local(
+            summed, self.mesh, [Replicate()], run_check=False, grad_placements=[Partial()]
+        )
+
     def whole(self, tensor: DTensor) -> Tensor:
-        """The whole tensor, summed or gathered."""
-        return tensor.redistribute(self.mesh, [Replicate()]).to_local()
+        """The whole tensor, summed over the ranks."""
+        with collective("tensor all_reduce", sent_bytes=tensor.to_local().nbytes):
+            return tensor.redistribute(self.mesh, [Replicate()]).to_local()
+
+
+class _SumOfGradients(torch.autograd.Function):
+    """Nothing forwards. DTensor would sum too, but not say how long it waited."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor, group: TensorGroup) -> Tensor:
+        ctx.group, ctx.timer = group.peers.group, recording()
+        return tensor.view_as(tensor)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        summed = gradients[0].clone(memory_format=torch.contiguous_format)
+        with collective("tensor all_reduce", sent_bytes=summed.nbytes, to=ctx.timer):
+            dist.all_reduce(summed, group=ctx.group)
+        return summed, None
 
 
 def share_out(block: Block, whole: Block, rules: Rules, tensor: TensorGroup, *, keeps_logits: bool) -> None:
@@ -101,7 +128,7 @@ def _colwise(module: nn.Module, tensor: TensorGroup, dim: int) -> Forward:
 
     def forward(x: Tensor) -> Tensor:
         with _distributed(module, tensor, {2: Shard(dim), 1: Shard(0)}):
-            found: DTensor = inner(tensor.split(x, Replicate()))
+            found: DTensor = inner(tensor.replicated(x))
         return found.to_local()
 
     return forward

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..errors import ModelError
+from ..measure.collectives import collective
 from .exchange import Peers
 
 IGNORED = -100
@@ -113,14 +114,16 @@ class _CrossEntropy(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, logits_NV: Tensor, targets_N: Tensor, shard: Shard) -> Tensor:
         most_N = logits_NV.amax(1)
-        dist.all_reduce(most_N, dist.ReduceOp.MAX, group=shard.peers.group)
+        with collective("tensor all_reduce", sent_bytes=most_N.nbytes):
+            dist.all_reduce(most_N, dist.ReduceOp.MAX, group=shard.peers.group)
         shifted_NV = logits_NV - most_N[:, None]
         mine_N = (targets_N >= shard.words.start) & (targets_N < shard.words.stop)
         at_N = (targets_N - shard.words.start).where(mine_N, 0)
         of_target_N = shifted_NV.gather(1, at_N[:, None])[:, 0] * mine_N
         weights_NV = shifted_NV.exp_()
         both_2N = torch.stack((weights_NV.sum(1), of_target_N))
-        dist.all_reduce(both_2N, group=shard.peers.group)
+        with collective("tensor all_reduce", sent_bytes=both_2N.nbytes):
+            dist.all_reduce(both_2N, group=shard.peers.group)
         ctx.save_for_backward(weights_NV.div_(both_2N[0][:, None]), at_N, mine_N)
         return both_2N[0].log() - both_2N[1]
 
@@ -147,7 +150,8 @@ class _GatherLast(torch.autograd.Function):
         most = max(shard.sizes)
         mine = F.pad(part, (0, most - part.shape[-1])).contiguous()
         found = [torch.empty_like(mine) for _ in shard.sizes]
-        dist.all_gather([found[index] for index in shard.peers.by_rank], mine, group=shard.peers.group)
+        with collective("tensor all_gather", sent_bytes=mine.nbytes):
+            dist.all_gather([found[index] for index in shard.peers.by_rank], mine, group=shard.peers.group)
         return torch.cat([f[..., :size] for f, size in zip(found, shard.sizes, strict=True)], -1)
 
     @staticmethod
