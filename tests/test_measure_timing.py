@@ -40,7 +40,9 @@ def test_a_time_is_the_mean_over_repeats_and_not_their_median():
         time.sleep(0.020 if calls % 10 == 0 else 0.001)
 
     (seconds,) = seconds_by_phase((throttled_now_and_then,), device=CPU, together=ALONE)
-    assert 0.0029 <= seconds < 0.006  # mean (9 * 1 + 20) / 10 = 2.9 ms plus late wake-ups; median 1 ms
+    # mean (9 * 1 + 20) / 10 = 2.9 ms plus late wake-ups, less where the last ten calls are cut short;
+    # the median is 1 ms
+    assert 0.0025 <= seconds < 0.006
 
 
 def test_wall_time_is_split_by_the_work_of_each_phase():
