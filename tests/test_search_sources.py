@@ -40,7 +40,7 @@ def with_weights(monkeypatch):
 def test_without_weights_it_plans_and_says_so(without_weights):
     request = request_of(*MIXED)
     asked, notes = sources.with_policy(request)
-    assert [source.name for source in asked] == ["enumeration", "uniform"]
+    assert [source.name for source in asked] == ["uniform", "enumeration"]
     found = find_plan(request, evaluations=3, peers=(), learned=True)
     assert found.notes == notes == ("planned without the learned policy: no weights",)
 
@@ -48,7 +48,7 @@ def test_without_weights_it_plans_and_says_so(without_weights):
 def test_the_policy_is_asked_and_enumeration_beside_it(with_weights):
     request = request_of(*MIXED)
     asked, notes = sources.with_policy(request)
-    assert [source.name for source in asked] == ["enumeration", "policy", "uniform"]
+    assert [source.name for source in asked] == ["uniform", "enumeration", "policy"]
     assert notes == ()
     plans = [find_plan(request, seed=3, evaluations=8, peers=(), learned=True).plan for _ in range(2)]
     assert plans[0] == plans[1]
@@ -56,7 +56,7 @@ def test_the_policy_is_asked_and_enumeration_beside_it(with_weights):
 
 def test_the_policy_is_asked_only_where_it_is_wanted(without_weights):
     request = request_of(*MIXED)
-    assert [source.name for source in sources.usual_sources(request)] == ["enumeration", "uniform"]
+    assert [source.name for source in sources.usual_sources(request)] == ["uniform", "enumeration"]
     assert find_plan(request, evaluations=3, peers=()).notes == ()
     assert find_plan(request, time_budget_s=0.05, peers=()).notes == ()
 

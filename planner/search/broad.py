@@ -20,7 +20,6 @@ from .moves import Line, lines_of, neighbours
 from .pack import pack
 from .propose import Source
 from .running import Running
-from .sand import likeliest
 from .score import WORST, values_of
 from .shapes import possible
 from .supply import Supply
@@ -45,9 +44,6 @@ MOST_TAKEN_OVER = 600
 MOST_ROUNDS = 40
 """Of moves, in one climb; a guess."""
 
-FIRST_PATIENCE = 1
-"""The same while sources have more to propose."""
-
 LONG_PATIENCE = 12
 """Rounds without anything better after which a search with time left gives up; a guess."""
 
@@ -61,11 +57,6 @@ BATCH_S: Seconds = 0.06
 
 0.02 to 0.06 s for those of bench/planning_time.py; only the enumeration's second, which ranks all that it
 proposes later, takes 0.13 s."""
-
-MOST_AT_ONCE = 48
-"""Templates of a batch, or of a round of moves, that are completed while time is short: in some 10 ms.
-
-By sand, the best of a thousand are among the first 24 in nine problems of ten (docs/policy.md)."""
 
 PACKED_NEAR = 1.1
 """Mixtures are looked for up to this part of the best template's time: their reductions are priced high."""
@@ -100,8 +91,6 @@ class Broad:
         self.columns: Columns | None = None
         self._whole = np.empty(0, np.bool_)
         """Of each column, whether its copies can share the global batch and, as far as known, be placed."""
-        self._later: list[Templates] = []
-        """What was not worth completing while time is short."""
         self._seen: set[Line] = set()
         self._moved_from: set[Line] = set()
         self._moved_aliases: set[float] = set()
@@ -138,23 +127,15 @@ class Broad:
         self._ask([source for source in self.sources if source not in near])
 
     def _ask(self, sources: Sequence[Source]) -> None:
-        """All batches of these, in turns; no new one in the last moment.
-
-        Under a clock moves come behind the first batch of each: they are worth more than second batches.
-        """
-        clocked = self.judge.time_budget_s is not None
+        """All batches of these, in turns; no new one in the last moment."""
         queue = deque(source.batches(self.completion, self.seed) for source in sources)
-        turns = 0
         while queue and not (self.judge.kept and self.judge.left_s < BATCH_S):
             batches = queue.popleft()
             templates = next(batches, None)
             if templates is not None:
                 queue.append(batches)
-                if self._add(templates) and clocked:
+                if self._add(templates) and self.judge.time_budget_s is not None:
                     self._price_best(PRICED_EACH)
-            turns += 1
-            if clocked and turns <= len(sources):
-                self.climb(FIRST_PATIENCE)
 
     def climb(self, patience: int = 1) -> None:
         """Moves from the best columns that were not moved yet, until so many rounds bring nothing better."""
@@ -216,34 +197,14 @@ class Broad:
             score = min(score, self.judge.price(sharing))
         return score != WORST
 
-    def catch_up(self) -> None:
-        """Complete what was put off, a few at a time, best first within each batch."""
-        later, self._later = self._later, []
-        for templates in later:
-            for start in range(0, len(templates), MOST_AT_ONCE):
-                at = np.arange(start, min(start + MOST_AT_ONCE, len(templates)))
-                self._complete(templates.take(at))
-                self._price_best(PRICED_EACH)
-
     def _add(self, templates: Templates) -> int:
-        """Complete them; how many fit. Under a clock the likeliest now, the others where time is left.
-
-        Sand knows no prices, so that where money counts all are completed.
-        """
+        """Complete them; how many fit."""
+        self.judge.check()
         runs = self.completion.runs
         if runs > 1:
             most = self.completion.rows.num_blocks // runs
             templates = templates.take((templates.depth > 1) & (templates.depth <= most))
-        if self.judge.time_budget_s is not None and not self.request.counts_money:
-            templates, later = likeliest(self.completion, templates, MOST_AT_ONCE)
-            if len(later):
-                self._later.append(later)
-        return self._complete(templates)
-
-    def _complete(self, templates: Templates) -> int:
-        """Keep the best; how many fit."""
-        self.judge.check()
-        found = self.completion.columns(templates) if len(templates) else None
+        found = self.completion.columns(templates)
         if found is None:
             return 0
         if len(found):

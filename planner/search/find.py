@@ -199,7 +199,6 @@ class _Search:
         if self.judge.time_budget_s is None:
             return
         for broad in every:
-            broad.catch_up()
             broad.climb(LONG_PATIENCE)
             if Step.PACK in self.steps:
                 broad.pack()

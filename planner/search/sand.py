@@ -54,16 +54,6 @@ def seconds_of_sand(completion: Completion, templates: Templates) -> Floats:
     return np.asarray(np.where(good & np.isfinite(level), work + reductions + hops, np.inf))
 
 
-def likeliest(completion: Completion, templates: Templates, most: int) -> tuple[Templates, Templates]:
-    """The best by sand, best first, and the others; those that cannot fit are left out."""
-    if not len(templates):
-        return templates, templates
-    seconds = seconds_of_sand(completion, templates)
-    order = np.argsort(seconds, kind="stable")
-    order = order[np.isfinite(seconds[order])]
-    return templates.take(order[:most]), templates.take(order[most:])
-
-
 def best_numbers(completion: Completion, templates: Templates, shape: Ints, each: int) -> Ints:
     """Which are the best few by sand of each shape ``[K]``, best first; none that cannot fit."""
     if not len(templates):

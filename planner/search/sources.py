@@ -7,6 +7,6 @@ from .uniform import Uniform
 
 
 def usual_sources(request: Request) -> tuple[Source, ...]:
-    """What runs now, the enumeration, uniform plans."""
+    """What runs now, uniform plans, the enumeration."""
     running = (Running(),) if request.running is not None else ()
-    return (*running, Enumeration(), Uniform())
+    return (*running, Uniform(), Enumeration())
