@@ -209,6 +209,16 @@ REPLICATED = plan_of(
         stage((0, 3), (("b:0", "b:1"), 3), etp=2), stage((3, 5), ("c:0", 3)),
     )),
 )  # fmt: skip
+UNLIKE_REPLICAS = plan_of(
+    Pipeline(micro_batches=2, micro_batch=4, stages=(
+        stage((0, 5), (("a:0", "a:1"), 3), ("b:0", 1), ep=3),
+    )),
+)  # fmt: skip
+
+
+def test_replicas_of_unlike_degrees_share_experts():
+    """What one of them looks at in the first step must not wait for the other."""
+    check([Case(UNLIKE_REPLICAS), Case(UNLIKE_REPLICAS, rows=(1, 7, 8), blocking=True)])
 
 
 def test_tensor_parallel_attention_beside_shared_experts():

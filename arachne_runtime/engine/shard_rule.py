@@ -42,14 +42,17 @@ class ShardRule:
     def refuse(self, two: TwoRows) -> None:
         """Run the blocks on two rows; UnsupportedPlanError on all ranks of the replica for one that differs.
 
-        A block that fails on them tells nothing, nor do those behind it; those with experts are left out.
+        A block that fails on them tells nothing, nor do those behind it. Those with experts are passed by:
+        they exchange rows with other replicas, which look at nothing, or at another time.
         """
         inputs = two.inputs
         for block in self.stage.block_range:
+            if not self.parts.may_be_whole(block):
+                continue
             shared = self._run(self.stage, block, inputs, two)
             if shared is None:
                 return
-            if self.parts.kinds[block] in self._open and self.parts.may_be_whole(block):
+            if self.parts.kinds[block] in self._open:
                 self._open.discard(self.parts.kinds[block])
                 whole = self.parts.rebuilt(block, self._gathered(block), like=inputs)
                 alone = self._run(whole, block, inputs, two)
