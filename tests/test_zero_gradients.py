@@ -103,6 +103,20 @@ def engine_of(parts, zero):
     return Engine(with_zero(WIDE, zero), parts, recipe)
 
 
+def linear_after_a_session():
+    before = F.linear
+    engine = engine_of(
+        ModelParts.of(lambda: nn.Sequential(*(nn.Linear(3, 3) for _ in range(WIDE.num_blocks)))), 3
+    )
+    during = F.linear
+    engine.close()
+    return during is before, F.linear is before
+
+
+def test_what_stage_3_puts_into_torch_goes_with_its_engine():
+    assert run_ranks(3, linear_after_a_session) == [(False, True)] * 3
+
+
 def test_stage_3_splits_the_parameters_between_steps():
     assert run_ranks(3, elements_held, 2) == [(450, 450)] * 3
     assert run_ranks(3, elements_held, 3) == [(0, 450)] * 3

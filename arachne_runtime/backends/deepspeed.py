@@ -1,7 +1,8 @@
 """The one door to DeepSpeed: imports it quietly, and makes its ZeRO optimizer on a group of ranks.
 
 Written against DeepSpeed 0.19.8. It reads its device from an environment variable, compiles an extension for
-messages in shared memory that ZeRO never uses, and keeps the last groups in a global: all of that stays here.
+messages in shared memory that ZeRO never uses, keeps the last groups in a global, and under stage 3 puts its own
+function in the place of ``torch.nn.functional.linear``: all of that stays here.
 """
 
 import logging
@@ -77,6 +78,7 @@ class Split:
         config["zero_optimization"] = {"stage": stage, **settings.get("zero_optimization", {})}
         with ExitStack() as surroundings:
             surroundings.enter_context(_device_of(device))
+            surroundings.enter_context(_linear_kept())
             engine, *_ = deepspeed.initialize(
                 model=module, optimizer=optimizer, mpu=_Group(group), config=config
             )
@@ -167,3 +169,13 @@ def _device_of(device: torch.device) -> Iterator[None]:
             del os.environ[LOCAL_RANK]
         else:
             os.environ[LOCAL_RANK] = before
+
+
+@contextmanager
+def _linear_kept() -> Iterator[None]:
+    """Afterwards ``linear`` is as it was: DeepSpeed's, for stage 3, rounds otherwise under autocast."""
+    before = nn.functional.linear
+    try:
+        yield
+    finally:
+        nn.functional.linear = before
