@@ -1,8 +1,8 @@
 """The one door to DeepSpeed: imports it quietly, and makes its ZeRO optimizer on a group of ranks.
 
 Written against DeepSpeed 0.19.8. It reads its device from an environment variable, compiles an extension for
-messages in shared memory that ZeRO never uses, keeps the last groups in a global, and under stage 3 puts its own
-function in the place of ``torch.nn.functional.linear``: all of that stays here.
+messages in shared memory that ZeRO never uses, keeps the last groups in a global, and under stage 3 puts its
+own function in the place of ``torch.nn.functional.linear``: all of that stays here.
 """
 
 import logging
