@@ -63,7 +63,7 @@ def by_plan(trainings: Sequence[Training]) -> list[tuple[Training, tuple[Trained
     ordered = sorted(trainings, key=lambda training: len(training.plan.devices))
     for num_ranks, group in groupby(ordered, key=lambda training: len(training.plan.devices)):
         alike = list(group)
-        ranks = run_ranks(num_ranks, train_all_by_plan, alike, timeout_s=900)
+        ranks = run_ranks(num_ranks, train_all_by_plan, alike, timeout_s=3 * 3600)
         found += zip(alike, zip(*ranks, strict=True), strict=True)
     return found
 
