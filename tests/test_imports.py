@@ -38,6 +38,7 @@ def loads(statement: str, module: str) -> bool:
     [
         "import arachne_runtime; arachne_runtime.Plan; arachne_runtime.read_plan",
         "import arachne_runtime.plan",
+        "import arachne_runtime.batch",
         "import planner; planner.find_plan",
         "import planner.catalog, planner.cost, planner.exhaustive, planner.peers",
         "import planner.training.labels",

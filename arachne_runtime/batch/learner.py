@@ -1,0 +1,89 @@
+"""The time model of a group of replicas, learnt from their readings step by step."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from ..plan.shares import Line
+from .buckets import BucketFits, Reading
+from .lines import Floats, LineFits
+from .time_model import ReplicaTime, TimeModel
+
+
+class Learner:
+    """Two lines a replica and K buckets; leaves out readings while things warm up."""
+
+    def __init__(self, num_replicas: int, *, memory: float, warmup_steps: int) -> None:
+        """Nothing is known; ``memory`` and ``warmup_steps`` are in readings."""
+        self._n, self._memory, self._warmup_steps = num_replicas, memory, warmup_steps
+        self._outside = LineFits(num_replicas, memory=memory)
+        self._backward = LineFits(num_replicas, memory=memory)
+        self._num_buckets, self._skip = 0, warmup_steps
+        self._buckets = BucketFits(num_replicas, 0, memory=memory)
+        self._last: tuple[int, ...] = ()
+        self._skipped = [False] * num_replicas
+        self.drifted = False
+        """Whether a line moved with the last readings."""
+
+    def observe(self, readings: Sequence[Reading]) -> bool:
+        """Learn from one step; False where it was left out (DDP builds its buckets anew after one)."""
+        readings = [_with_a_bucket(one) for one in readings]
+        settled = self._settled(tuple(one.samples for one in readings))
+        if self._num_buckets != len(readings[0].ready):
+            self._num_buckets, self._skip = len(readings[0].ready), self._warmup_steps
+            self._buckets = BucketFits(self._n, self._num_buckets, memory=self._memory)
+        if self._skip:
+            self._skip -= 1
+            return False
+        samples = np.array([float(one.samples) for one in readings])
+        fresh = np.array(settled)
+        outside = self._outside.observe(samples, np.array([one.outside_s for one in readings]), fresh)
+        backward = self._backward.observe(samples, np.array([one.backward_s for one in readings]), fresh)
+        self._buckets.observe(readings)
+        self.drifted = bool(outside.any() or backward.any())
+        return True
+
+    def model(self) -> TimeModel:
+        """What is known now; a replica that never had samples is taken for the middle one of the others."""
+        outside, backward = (_with_guesses(fits) for fits in (self._outside, self._backward))
+        replicas = (ReplicaTime(outside=a, backward=p) for a, p in zip(outside, backward, strict=True))
+        return TimeModel(replicas=tuple(replicas), ready=self._buckets.ready, reduce_s=self._buckets.reduce_s)
+
+    def slope_doubts(self, shares: Sequence[int]) -> list[float]:
+        """For each replica the deviation of its slopes, times its share, over its compute."""
+        samples = np.array([float(max(share, 1)) for share in shares])
+        variance = self._outside.variance_of_slope() + self._backward.variance_of_slope()
+        deviation: list[float] = (np.sqrt(variance) * samples / self._compute_s(samples)).tolist()
+        return deviation
+
+    def doubt(self, shares: Sequence[int]) -> float:
+        """Relative deviation of the predicted compute at these shares, of the middle replica."""
+        samples = np.array([float(max(share, 1)) for share in shares])
+        variance = self._outside.variance_at(samples) + self._backward.variance_at(samples)
+        return float(np.median(np.sqrt(variance) / self._compute_s(samples)))
+
+    def _compute_s(self, samples: Floats) -> Floats:
+        return self._outside.at(samples) + self._backward.at(samples)
+
+    def _settled(self, samples: tuple[int, ...]) -> list[bool]:
+        """Whether a reading counts: the first one at another share (caches, kernels) does not."""
+        changed = [a != b for a, b in zip(samples, self._last or samples, strict=True)]
+        self._skipped = [new and not old for new, old in zip(changed, self._skipped, strict=True)]
+        self._last = samples
+        return [not skipped for skipped in self._skipped]
+
+
+def _with_a_bucket(reading: Reading) -> Reading:
+    """Where nothing was reduced: one empty bucket at the end."""
+    return reading if reading.ready else replace(reading, ready=(1.0,), reduce_s=(0.0,))
+
+
+def _with_guesses(fits: LineFits) -> tuple[Line, ...]:
+    lines, measured = fits.lines(), fits.measured.tolist()
+    known = sorted(
+        (line for line, seen in zip(lines, measured, strict=True) if seen),
+        key=lambda x: (x.slope, x.intercept),
+    )
+    middle = known[len(known) // 2] if known else Line(0.0, 1.0)
+    return tuple(line if seen else middle for line, seen in zip(lines, measured, strict=True))

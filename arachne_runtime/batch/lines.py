@@ -1,0 +1,184 @@
+"""Lines of seconds in samples, learnt from noisy readings: robust recursive least squares that follow drifts.
+
+All replicas are learnt side by side in arrays, by arithmetic on elements only: every machine gets the same
+bits from the same readings, which sums over arrays or logarithms of another build of NumPy would not give.
+"""
+
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..plan.shares import Line
+
+Floats: TypeAlias = NDArray[np.float64]
+Marks: TypeAlias = NDArray[np.bool_]
+
+_TINY_S = 1e-9
+"""Seconds below which a reading counts as this: clocks tell no less."""
+_PRIOR_READINGS = 0.01
+"""Weight, in readings, of the guess that no samples take no time; makes the first line proportional."""
+_PRIOR_NOISE = 0.1
+"""Relative deviation of a reading that is assumed at first, with the weight of some readings."""
+_PRIOR_NOISE_READINGS = 4.0
+_LEAST_NOISE = 1e-3
+"""Relative deviation below which readings are not believed: the lines are a model."""
+_NOISE_READINGS = 50.0
+"""Readings over which the deviation is averaged."""
+_HUBER = 2.0
+"""Deviations beyond which a reading counts less (Huber 1964)."""
+_SLACK, _CLIP, _ALARM = 0.5, 5.0, 12.0
+"""A two-sided CUSUM (Page 1954) in deviations: slack of a reading, most that one reading adds, alarm.
+
+Three readings that are far off on one side are a drift; one or two are outliers. Normal noise alone gives an
+alarm in about 10^6 readings.
+"""
+_AFTER_ALARM_READINGS = 3.0
+"""What is known after an alarm, in readings: the ratio that was seen is the median of so many."""
+
+
+@dataclass(slots=True)
+class _Information:
+    """Symmetric 2 × 2 matrices ``[[a, b], [b, c]]`` of least squares, one a replica, in relative readings."""
+
+    a: Floats
+    b: Floats
+    c: Floats
+
+    def times(self, x: Floats, y: Floats) -> tuple[Floats, Floats]:
+        return self.a * x + self.b * y, self.b * x + self.c * y
+
+    def solve(self, x: Floats, y: Floats) -> tuple[Floats, Floats]:
+        det = self.a * self.c - self.b * self.b
+        return (self.c * x - self.b * y) / det, (self.a * y - self.b * x) / det
+
+
+class LineFits:
+    """``seconds = intercept + slope * samples`` for each of n replicas.
+
+    Noise is relative to the reading. Old readings are forgotten only in the direction in which new ones tell
+    something (directional forgetting, Cao and Schwartz 2000): a constant share does not unlearn the slope.
+    """
+
+    def __init__(self, num_replicas: int, *, memory: float) -> None:
+        """Nothing is known; ``memory`` is in readings."""
+        self._forget = 1 / memory
+        self._intercept, self._slope = np.zeros(num_replicas), np.zeros(num_replicas)
+        self._known = _Information(*(np.zeros(num_replicas) for _ in range(3)))
+        self._variance = np.full(num_replicas, _PRIOR_NOISE**2)
+        self._count = np.zeros(num_replicas)
+        self._above, self._below = np.zeros(num_replicas), np.zeros(num_replicas)
+        self._ratios = np.ones((3, num_replicas))
+
+    @property
+    def measured(self) -> Marks:
+        """Which replicas had a reading."""
+        return self._count > 0
+
+    def observe(self, samples: Floats, seconds: Floats, fresh: Marks) -> Marks:
+        """Learn from one reading of each replica that is ``fresh`` and has samples; which ones drifted."""
+        fresh = fresh & (samples > 0)
+        seconds = np.maximum(seconds, _TINY_S)
+        self._begin(samples, seconds, fresh & ~self.measured)
+        with np.errstate(all="ignore"):  # replicas without a reading are computed along, and not kept
+            drifted = self._learn(samples, seconds, fresh & self.measured)
+        self._count = self._count + fresh
+        return drifted
+
+    def lines(self) -> tuple[Line, ...]:
+        """The likeliest lines that neither start below zero nor fall; of unmeasured replicas: nonsense."""
+        with np.errstate(all="ignore"):
+            low = self._intercept < 0
+            slope = np.where(low, self._slope + self._known.b / self._known.c * self._intercept, self._slope)
+            fall = slope < 0
+            intercept = np.where(
+                fall, self._intercept + self._known.b / self._known.a * self._slope, self._intercept
+            )
+        pairs = zip(np.maximum(intercept, 0.0).tolist(), np.maximum(slope, 0.0).tolist(), strict=True)
+        return tuple(Line(a, b) for a, b in pairs)
+
+    def at(self, samples: Floats) -> Floats:
+        """Seconds of the fitted lines."""
+        return np.maximum(self._intercept + self._slope * samples, _TINY_S)
+
+    def variance_of_slope(self) -> Floats:
+        """Square of the standard deviation of each slope, in seconds² a sample²; unmeasured: infinite."""
+        with np.errstate(all="ignore"):
+            _, across = self._known.solve(np.zeros_like(self._slope), np.ones_like(self._slope))
+        return np.where(self.measured, self._variance * across, np.inf)
+
+    def variance_at(self, samples: Floats) -> Floats:
+        """Square of the standard deviation of the line at ``samples``, in seconds²; unmeasured: infinite."""
+        with np.errstate(all="ignore"):
+            x, y = self._known.solve(np.ones_like(samples), samples)
+        return np.where(self.measured, self._variance * (x + samples * y), np.inf)
+
+    def _begin(self, samples: Floats, seconds: Floats, first: Marks) -> None:
+        """The first reading of a replica: a line through the origin."""
+        b = np.where(first, samples, 1.0)
+        weight = 1 / (seconds * seconds)
+        self._slope = np.where(first, seconds / b, self._slope)
+        for name, value in (("a", weight * (1 + _PRIOR_READINGS)), ("b", weight * b), ("c", weight * b * b)):
+            setattr(self._known, name, np.where(first, value, getattr(self._known, name)))
+
+    def _learn(self, samples: Floats, seconds: Floats, fresh: Marks) -> Marks:
+        predicted = self.at(samples)
+        x, y = 1 / predicted, samples / predicted
+        error = seconds / predicted - 1
+        u, v = self._known.solve(x, y)
+        doubt = 1 + (x * u + y * v)  # variance of the error in those of a reading
+        off = error / np.sqrt(self._variance * doubt)
+        weight = np.minimum(1.0, _HUBER / np.maximum(np.abs(off), _HUBER))
+        self._update(x, y, error, weight, fresh)
+        self._spread(error * error / doubt, fresh)
+        self._ratios = np.where(fresh, np.stack([*self._ratios[1:], 1 + error]), self._ratios)
+        drifted = fresh & self._alarm(off, fresh)
+        self._restart(samples, drifted)
+        return drifted
+
+    def _update(self, x: Floats, y: Floats, error: Floats, weight: Floats, fresh: Marks) -> None:
+        """Forget along the reading, then learn from it."""
+        u, v = self._known.times(x, y)
+        forget = self._forget * weight / (x * u + y * v)
+        known = self._known
+        new = _Information(
+            known.a - forget * u * u + weight * x * x,
+            known.b - forget * u * v + weight * x * y,
+            known.c - forget * v * v + weight * y * y,
+        )
+        u, v = new.solve(weight * error * x, weight * error * y)
+        self._intercept = np.where(fresh, self._intercept + u, self._intercept)
+        self._slope = np.where(fresh, self._slope + v, self._slope)
+        self._known = _Information(
+            np.where(fresh, new.a, known.a),
+            np.where(fresh, new.b, known.b),
+            np.where(fresh, new.c, known.c),
+        )
+
+    def _spread(self, square: Floats, fresh: Marks) -> None:
+        """Average the squared relative deviation of readings; one far off counts as three deviations."""
+        share = 1 / (np.minimum(self._count, _NOISE_READINGS) + _PRIOR_NOISE_READINGS)
+        seen = np.minimum(square, 9 * self._variance)
+        new = np.maximum(self._variance + share * (seen - self._variance), _LEAST_NOISE**2)
+        self._variance = np.where(fresh, new, self._variance)
+
+    def _alarm(self, off: Floats, fresh: Marks) -> Marks:
+        step = np.clip(off, -_CLIP, _CLIP)
+        self._above = np.where(fresh, np.maximum(self._above + step - _SLACK, 0.0), self._above)
+        self._below = np.where(fresh, np.maximum(self._below - step - _SLACK, 0.0), self._below)
+        return np.maximum(self._above, self._below) > _ALARM
+
+    def _restart(self, samples: Floats, drifted: Marks) -> None:
+        """The whole line moves by the ratio that was seen, and is known as badly as that ratio."""
+        if not drifted.any():
+            return
+        predicted = self.at(samples)
+        u, v = self._known.times(1 / predicted, samples / predicted)
+        readings = (u + v * samples) / predicted
+        ratio = np.where(drifted, np.maximum(np.median(self._ratios, axis=0), 1e-3), 1.0)
+        self._intercept, self._slope = self._intercept * ratio, self._slope * ratio
+        kept = _AFTER_ALARM_READINGS / np.maximum(readings, _AFTER_ALARM_READINGS) / (ratio * ratio)
+        kept = np.where(drifted, kept, 1.0)
+        self._known = _Information(self._known.a * kept, self._known.b * kept, self._known.c * kept)
+        self._above, self._below = (np.where(drifted, 0.0, g) for g in (self._above, self._below))

@@ -1,0 +1,232 @@
+"""The balancer in simulation: what learning costs, outliers, drifts, bounds, the same answer on all ranks."""
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+
+import pytest
+
+from arachne_runtime.batch import Balancer, BalanceSettings, Phase, Reading, ReplicaTime, TimeModel
+from arachne_runtime.errors import NoFeasiblePlanError, NotMeasuredError, UsageError
+from arachne_runtime.plan.shares import Line
+
+
+def slowed(model: TimeModel, replica: int, factor: float) -> TimeModel:
+    def times(line: Line) -> Line:
+        return Line(line.intercept * factor, line.slope * factor)
+
+    replicas = list(model.replicas)
+    one = replicas[replica]
+    replicas[replica] = ReplicaTime(outside=times(one.outside), backward=times(one.backward))
+    return replace(model, replicas=tuple(replicas))
+
+
+@dataclass
+class Cluster:
+    """Replicas that take what a time model says, give or take some noise."""
+
+    model: TimeModel
+    noise: float = 0.05
+    rng: random.Random = field(default_factory=lambda: random.Random(0))
+
+    def about(self, seconds: float) -> float:
+        return seconds * max(0.1, 1 + self.rng.gauss(0, self.noise))
+
+    def step(self, shares: Sequence[int]) -> list[Reading]:
+        pairs = list(zip(self.model.replicas, shares, strict=True))
+        outside = [self.about(one.outside.at(b)) if b else 0.0 for one, b in pairs]
+        backward = [self.about(one.backward.at(b)) if b else 0.0 for one, b in pairs]
+        end, ends = 0.0, []
+        for fraction, reduce_s in zip(self.model.ready, self.model.reduce_s, strict=True):
+            issued = [a + fraction * p for a, p in zip(outside, backward, strict=True)]
+            end = max(end, *issued) + self.about(reduce_s)
+            ends.append(end)
+        return [
+            Reading(
+                samples=b,
+                outside_s=a,
+                backward_s=p,
+                ready=self.model.ready,
+                reduce_s=tuple(e - (a + f * p) for e, f in zip(ends, self.model.ready, strict=True)),
+            )
+            for a, p, b in zip(outside, backward, shares, strict=True)
+        ]
+
+
+def model_of(*ms_a_sample: float, comm_s: float = 0.0) -> TimeModel:
+    replicas = (
+        ReplicaTime(outside=Line(2e-3, ms * 0.3e-3), backward=Line(1e-3, ms * 0.7e-3)) for ms in ms_a_sample
+    )
+    return TimeModel(replicas=tuple(replicas), ready=(0.3, 0.5, 0.8, 1.0), reduce_s=(comm_s / 4,) * 4)
+
+
+def regrets(balancer: Balancer, cluster: Cluster, steps: int, batch: int = 64) -> list[float]:
+    """Time lost in each step against the best shares of the true model, as a fraction."""
+    n, found = len(cluster.model.replicas), []
+    for _ in range(steps):
+        shares = balancer.shares(batch)
+        best = cluster.model.best(batch, [1] * n, [batch] * n)
+        found.append(cluster.model.step_s(shares) / cluster.model.step_s(best) - 1)
+        balancer.observe(cluster.step(shares))
+    return found
+
+
+@pytest.mark.parametrize("comm_s", [0.0, 0.05, 0.2])
+def test_regret_is_small_once_lines_are_known(comm_s):
+    late = []
+    for seed in range(5):
+        cluster = Cluster(model_of(1, 1, 2, 5, comm_s=comm_s), rng=random.Random(seed))
+        late += regrets(Balancer(num_replicas=4), cluster, steps=80)[30:]
+    assert sum(late) / len(late) < 0.015
+
+
+def test_it_starts_even_and_ends_balanced():
+    balancer, cluster = Balancer(num_replicas=4), Cluster(model_of(1, 1, 2, 4))
+    assert balancer.shares(64) == (16, 16, 16, 16)
+    assert balancer.phase is Phase.EVEN
+    regrets(balancer, cluster, steps=40)
+    assert balancer.phase is Phase.BALANCED
+    shares = balancer.shares(64)
+    assert shares[0] > shares[2] > shares[3]
+    assert balancer.predicted_s(shares) == pytest.approx(cluster.model.step_s(shares), rel=0.05)
+    assert len(balancer.lines()) == 4
+
+
+def test_without_noise_the_lines_are_exact():
+    balancer, cluster = Balancer(num_replicas=3), Cluster(model_of(1, 2, 4, comm_s=0.02), noise=0.0)
+    regrets(balancer, cluster, steps=60)
+    for shares in ((60, 2, 2), (20, 22, 22)):
+        assert balancer.predicted_s(shares) == pytest.approx(cluster.model.step_s(shares), rel=2e-3)
+
+
+def test_noise_does_not_move_shares_each_step():
+    balancer, cluster = Balancer(num_replicas=8), Cluster(model_of(1, 1, 2, 2, 3, 3, 4, 4))
+    regrets(balancer, cluster, steps=40, batch=256)
+    seen = []
+    for _ in range(100):
+        seen.append(balancer.shares(256))
+        balancer.observe(cluster.step(seen[-1]))
+    assert sum(a != b for a, b in pairwise(seen)) <= 5
+
+
+@pytest.mark.parametrize("noise", [0.01, 0.05])
+def test_a_replica_slows_down_three_times_and_recovers(noise):
+    balancer, cluster = Balancer(num_replicas=4), Cluster(model_of(1, 1, 2, 4), noise=noise)
+    regrets(balancer, cluster, steps=50)
+    well = cluster.model
+    for truth in (slowed(well, 0, 3.0), well):
+        cluster.model = truth
+        lost = regrets(balancer, cluster, steps=40)
+        assert lost[0] > 0.1
+        assert max(lost[10:]) < 0.08
+
+
+def test_an_outlier_moves_nothing():
+    balancer, cluster = Balancer(num_replicas=2), Cluster(model_of(1, 2), noise=0.02)
+    regrets(balancer, cluster, steps=40)
+    before = balancer.shares(64)
+    for _ in range(6):
+        first, second = cluster.step(before)
+        balancer.observe([replace(first, outside_s=first.outside_s * 50), second])
+        for _ in range(9):
+            balancer.observe(cluster.step(before))
+            assert balancer.shares(64) == before
+
+
+def test_the_same_readings_give_the_same_shares_and_asking_changes_nothing():
+    ours, theirs = Balancer(num_replicas=4), Balancer(num_replicas=4)
+    cluster = Cluster(model_of(1, 1, 2, 4))
+    for step in range(60):
+        batch = 40 if step % 10 == 9 else 64
+        shares = ours.shares(batch)
+        assert theirs.shares(batch) == shares
+        theirs.shares(64 + step)
+        readings = cluster.step(shares)
+        ours.observe(readings)
+        theirs.observe(readings)
+
+
+def test_a_learnt_cap_holds_from_the_next_step_on():
+    balancer, cluster = Balancer(num_replicas=2), Cluster(model_of(1, 4))
+    for step in range(40):
+        if step == 10:
+            balancer.limit(0, 35)
+        shares = balancer.shares(64)
+        assert step < 10 or shares == (35, 29)
+        balancer.observe(cluster.step(shares))
+    balancer.limit(0, 60)
+    assert balancer.caps == (35, None)
+    balancer.limit(1, 20)
+    with pytest.raises(NoFeasiblePlanError, match="64 samples are too many: the replicas take at most 55"):
+        balancer.shares(64)
+
+
+def test_minima_hold_and_are_let_go_for_a_tiny_last_batch():
+    balancer = Balancer(num_replicas=3, minima=(4, 4, 4), caps=(20, None, None))
+    assert min(balancer.shares(13)) >= 4
+    assert sum(balancer.shares(2)) == 2
+    assert sum(balancer.shares(0)) == 0
+
+
+def test_equal_replicas_stay_even():
+    balancer, cluster = Balancer(num_replicas=4), Cluster(model_of(1, 1, 1, 1))
+    regrets(balancer, cluster, steps=60)
+    assert max(balancer.shares(64)) - min(balancer.shares(64)) <= 2
+
+
+def test_a_replica_left_out_is_tried_again():
+    settings = BalanceSettings(revisit_steps=30)
+    cluster = Cluster(model_of(1, 1, 1000), noise=0.0)
+    balancer = Balancer(num_replicas=3, minima=(0, 0, 0), settings=settings)
+    seen = []
+    for step in range(200):
+        if step == 60:
+            cluster.model = model_of(1, 1, 1)
+        seen.append(balancer.shares(30))
+        balancer.observe(cluster.step(seen[-1]))
+    assert 0 in (shares[2] for shares in seen[:60])
+    assert seen[-1][2] >= 8
+
+
+def test_a_change_of_buckets_is_warmed_up_again():
+    balancer = Balancer(num_replicas=2)
+    one = Reading(samples=4, outside_s=1.0, backward_s=2.0, ready=(1.0,), reduce_s=(0.1,))
+    two = replace(one, ready=(0.5, 1.0), reduce_s=(0.1, 0.1))
+    for reading in [one] * 8 + [two] * 8:
+        balancer.observe([reading] * 2)
+    assert len(balancer.lines()[0]) == 2
+
+
+def test_without_buckets_only_compute_counts():
+    balancer = Balancer(num_replicas=2)
+    quick = Reading(samples=4, outside_s=1.0, backward_s=2.0, ready=(), reduce_s=())
+    for _ in range(8):
+        balancer.observe([quick, replace(quick, outside_s=3.0, backward_s=3.0)])
+    assert balancer.predicted_s((4, 4)) == pytest.approx(6.0)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"outside_s": float("nan")}, "replica 1 has the reading"),
+        ({"samples": -1}, "finite and at least 0"),
+        ({"ready": (1.0, 1.0)}, "replica 1 has 2 ready fractions"),
+    ],
+)
+def test_readings_that_cannot_be_are_refused(change, words):
+    good = Reading(samples=4, outside_s=1.0, backward_s=2.0, ready=(1.0,), reduce_s=(0.1,))
+    with pytest.raises(UsageError, match=words):
+        Balancer(num_replicas=2).observe([good, replace(good, **change)])
+
+
+def test_what_is_not_known_yet_is_not_zero():
+    balancer = Balancer(num_replicas=2)
+    with pytest.raises(NotMeasuredError):
+        balancer.predicted_s((1, 1))
+    with pytest.raises(UsageError, match="1 readings for 2 replicas"):
+        balancer.observe([Reading(samples=1, outside_s=1, backward_s=1, ready=(), reduce_s=())])
+    with pytest.raises(UsageError, match="replica 2 of 2"):
+        balancer.limit(2, 5)
+    with pytest.raises(UsageError, match="3 minima"):
+        Balancer(num_replicas=2, minima=(1, 1, 1))
