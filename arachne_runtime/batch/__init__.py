@@ -2,6 +2,36 @@
 
 from .balance import Balancer, BalanceSettings, Phase
 from .buckets import Reading
+from .controller import Controller, ControllerSettings, Decision
+from .curve import Corner, best_times
+from .goodput import BatchProblem, Choice, best_batch
+from .noise import Group, NoiseAverage, NoiseReading, SegmentNorms, measure_noise, total
+from .scaling import Progress, ScalingRule, gain, lr_factor
 from .time_model import ReplicaTime, TimeModel
 
-__all__ = ["BalanceSettings", "Balancer", "Phase", "Reading", "ReplicaTime", "TimeModel"]
+__all__ = [
+    "BalanceSettings",
+    "Balancer",
+    "BatchProblem",
+    "Choice",
+    "Controller",
+    "ControllerSettings",
+    "Corner",
+    "Decision",
+    "Group",
+    "NoiseAverage",
+    "NoiseReading",
+    "Phase",
+    "Progress",
+    "Reading",
+    "ReplicaTime",
+    "ScalingRule",
+    "SegmentNorms",
+    "TimeModel",
+    "best_batch",
+    "best_times",
+    "gain",
+    "lr_factor",
+    "measure_noise",
+    "total",
+]

@@ -16,6 +16,8 @@ from .explore import nudged
 from .learner import Learner
 from .time_model import TimeModel
 
+__all__ = ["BalanceSettings", "Balancer", "Phase", "Reading"]
+
 _DOUBT = 0.2
 """Relative deviation of a replica's slope from which on its line is badly determined."""
 _NUM_HELD = 16

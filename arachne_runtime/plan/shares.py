@@ -61,7 +61,7 @@ def water_fill(
     error = _ROUNDING * max(abs(level), *(abs(line.intercept) for mine in lines for line in mine), 0.0)
     shares, time_of = list(minima), partial(_highest, lines)
     for near in (math.nextafter(level - error, -math.inf), level + error):
-        _fill(shares, total, [_samples_below(near, *one) for one in zip(lines, minima, caps, strict=True)])
+        _fill(shares, total, [samples_below(near, *one) for one in zip(lines, minima, caps, strict=True)])
     _give(shares, total, time_of, caps)
     _exchange(shares, time_of, minima, caps)
     return tuple(shares)
@@ -135,7 +135,7 @@ def _highest(lines: Sequence[Sequence[Line]], replica: int, samples: int) -> Sec
     return max([line.intercept + line.slope * samples for line in lines[replica]])
 
 
-def _samples_below(level: Seconds, lines: Sequence[Line], low: int, high: int) -> int:
+def samples_below(level: Seconds, lines: Sequence[Line], low: int, high: int) -> int:
     """Most samples whose time is at most ``level``, within bounds; up to rounding."""
     room: float = high
     for line in lines:
@@ -154,7 +154,7 @@ def _water_level(
         tuple[Seconds, float, float]
     ] = []  # (time, samples that join at once, change of samples a second)
     for one in zip(lines, minima, caps, strict=True):
-        for (t, b), (t_next, b_next) in pairwise(_bends(*one)):
+        for (t, b), (t_next, b_next) in pairwise(bends_of(*one)):
             if t_next - t > _ROUNDING * abs(t):  # else a rate so large that it would drown the others
                 rate = (b_next - b) / (t_next - t)
                 bends += ((t, 0.0, rate), (t_next, 0.0, -rate))
@@ -172,7 +172,7 @@ def _water_level(
     return level
 
 
-def _bends(lines: Sequence[Line], low: int, high: int) -> Iterator[tuple[Seconds, float]]:
+def bends_of(lines: Sequence[Line], low: int, high: int) -> Iterator[tuple[Seconds, float]]:
     """Corners (seconds, samples) of the highest of ``lines``, from ``low`` samples to ``high``."""
     at: float = low
     line = max(lines, key=lambda x: (x.at(low), x.slope))
