@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from .data import StepBatch
+    from .data_parallel import HeteroDDP, HeteroLoader
     from .engine import Engine, EvaluationReport, Recipe, StepReport
     from .errors import (
         ArachneError,
@@ -49,6 +50,8 @@ __all__ = [
     "Colwise",
     "Engine",
     "EvaluationReport",
+    "HeteroDDP",
+    "HeteroLoader",
     "InvalidFileError",
     "MoE",
     "ModelError",
@@ -90,6 +93,7 @@ __all__ = [
 
 _NAMES = {
     ".data": ("StepBatch",),
+    ".data_parallel": ("HeteroDDP", "HeteroLoader"),
     ".engine": ("Engine", "EvaluationReport", "Recipe", "StepReport"),
     ".errors": tuple(name for name in __all__ if name.endswith("Error")),
     ".model": (

@@ -1,7 +1,7 @@
 """The one global order of samples: a function of (seed, epoch) that knows neither plan nor rank."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import torch
@@ -52,8 +52,21 @@ class GlobalOrder:
         """Dataset indices of these rows of the global batch of a step, counted over all epochs."""
         epoch, position = divmod(step, self.steps_per_epoch)
         start = position * self.global_batch
-        order = self._of_epoch(epoch)
-        return [int(sample) for sample in order[start + rows.start : start + rows.stop]]
+        return self.at(epoch, range(start + rows.start, start + rows.stop))
+
+    def at(self, epoch: int, places: range) -> list[int]:
+        """Dataset indices at these places of the order of an epoch."""
+        order = self._of_epoch(epoch)[places.start : places.stop]
+        return order.tolist() if isinstance(order, Tensor) else list(order)
+
+    def num_rows_at(self, place: int) -> int:
+        """Samples of the global batch that starts at this place of the order of an epoch; 0: it has ended."""
+        rest = max(self.num_samples - place, 0)
+        return 0 if rest < self.global_batch and self.drop_last else min(rest, self.global_batch)
+
+    def with_batch(self, global_batch: int) -> "GlobalOrder":
+        """The same order in steps of another size."""
+        return replace(self, global_batch=global_batch)
 
     def _of_epoch(self, epoch: int) -> Sequence[int] | Tensor:
         return epoch_order(self.num_samples, self.seed, epoch) if self.shuffle else range(self.num_samples)

@@ -1,0 +1,173 @@
+"""What a model and the loader that feeds it share on one rank: the weight of each batch, what steps took."""
+
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol
+from weakref import WeakValueDictionary, ref
+
+import torch.distributed as dist
+
+from ..batch import Balancer, Reading
+from ..errors import UsageError, WorkerFailedError
+from .peers import Peers, Table
+
+if TYPE_CHECKING:
+    from .reducer import Reducer
+
+
+class Sharing(Protocol):
+    """Decides the shares of a step: ``batch.balance.Balancer``, or another, alike on every rank."""
+
+    @property
+    def caps(self) -> tuple[int | None, ...]:
+        """The most samples that each rank takes at once, as far as known."""
+        ...
+
+    def observe(self, readings: Sequence[Reading]) -> None:
+        """A step has ended; readings by rank."""
+        ...
+
+    def shares(self, global_batch: int) -> tuple[int, ...]:
+        """Samples by rank."""
+        ...
+
+    def limit(self, replica: int, cap: int) -> None:
+        """A rank takes at most so many samples at once."""
+        ...
+
+
+@dataclass(slots=True)
+class Weight:
+    """The part of the global batch that a batch is; in items it is known when all ranks have counted."""
+
+    mine: float
+    of: float | Table
+
+    def value(self) -> float:
+        """Between 0 and 1.
+
+        Raises:
+            UsageError: The global batch has no items.
+
+        """
+        if isinstance(self.of, Table):
+            self.of = self.of.total()
+        if self.of <= 0:
+            raise UsageError(
+                "num_items counts no items in the global batch; a mean over none has no value: give batches "
+                "with at least one, or count otherwise"
+            )
+        return self.mine / self.of
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Turn:
+    """The batch that the loader has just given out."""
+
+    step: int
+    """Counted over the life of the loader."""
+    rows: int
+    """Samples of this batch that are this rank's own; 0: it holds another's, to join with no weight."""
+    share: int
+    """Samples of this rank in the whole step, over all its batches."""
+    shares: tuple[int, ...]
+    """Of all ranks, in this batch."""
+    num_rounds: int
+    """Batches of each rank in the step."""
+    weight: Weight
+    is_last: bool
+    """Whether the step ends with this batch."""
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """A rank ran out of memory in a step."""
+
+    rank: int
+    rows: int
+    """Samples of the batch that did not fit."""
+    cap: int
+    """Samples that it expects to fit."""
+
+    def error(self, way_out: str) -> WorkerFailedError:
+        """What every rank ends with where the step is not repeated."""
+        error = WorkerFailedError(f"rank {self.rank} ran out of memory with {self.rows} samples; {way_out}")
+        error.rank = self.rank
+        return error
+
+
+@dataclass(eq=False)
+class Link:
+    """Found by both under their process group; see ``link_of``."""
+
+    peers: Peers
+    sharing: Sharing
+    turn: Turn | None = None
+    readings: Sequence[Reading] | None = None
+    """Of the last sum that brought any; the loader takes them away."""
+    failures: Sequence[Failure] = ()
+    """Of the step under way, as every rank knows them."""
+    repeats: bool = False
+    """Whether the body of a step is inside ``loader.step``, which gives a failed one again."""
+    num_sums: int = 0
+    """Since the loader gave out the last step."""
+    _reducers: list["ref[Reducer]"] = field(default_factory=list)
+    _told: bool = False
+    _loader: object = None
+    """That gave out the last step."""
+
+    @property
+    def reducers(self) -> "list[Reducer]":
+        """Of the models that train here."""
+        return [reducer for reference in self._reducers if (reducer := reference()) is not None]
+
+    def join(self, reducer: "Reducer") -> None:
+        """A model trains here."""
+        self._reducers.append(ref(reducer))
+
+    def weight(self) -> float:
+        """Of the present batch of this rank."""
+        if self.turn is not None:
+            return self.turn.weight.value()
+        if not self._told and self.peers.num_ranks > 1:
+            self._told = True
+            if self.peers.rank == 0:
+                warnings.warn(
+                    "HeteroDDP got a batch that no HeteroLoader gave out: every rank weighs the same, as in "
+                    "DistributedDataParallel; with an arachne.HeteroLoader shares follow the devices",
+                    stacklevel=2,
+                )
+        return 1 / self.peers.num_ranks
+
+    def begin_step(self, loader: object) -> None:
+        """A loader is asked for a step: learn from the last one."""
+        if self.readings is not None:
+            self.sharing.observe(self.readings)
+        if self.num_sums != 1 or loader is not self._loader:
+            self.restart_clocks()
+        self.readings, self.failures, self.num_sums, self._loader = None, (), 0, loader
+
+    def restart_clocks(self) -> None:
+        """What is to come does not follow the last sum."""
+        for reducer in self.reducers:
+            reducer.restart_clock()
+
+
+_LINKS: "WeakValueDictionary[dist.ProcessGroup | None, Link]" = WeakValueDictionary()
+
+
+def link_of(group: dist.ProcessGroup | None = None) -> Link:
+    """The link of the models and loaders of a group (default: all ranks); made where there is none."""
+    found = group or (dist.group.WORLD if dist.is_initialized() else None)
+    link = _LINKS.get(found)
+    if link is None:
+        link = new_link(group)
+        _LINKS[found] = link
+    return link
+
+
+def new_link(group: dist.ProcessGroup | None = None, sharing: Sharing | None = None) -> Link:
+    """A link of its own."""
+    peers = Peers.of(group)
+    return Link(peers, sharing or Balancer(num_replicas=peers.num_ranks))

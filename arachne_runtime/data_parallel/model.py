@@ -1,0 +1,132 @@
+"""A module that trains on all ranks with unequal shares: what DistributedDataParallel is for equal ones."""
+
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from ..data.batch import tensors_of
+from ..errors import UsageError
+from .link import Link, link_of
+from .peers import Peers
+from .reducer import Reducer
+
+if TYPE_CHECKING:
+    from .loader import HeteroLoader
+
+
+class HeteroDDP(nn.Module):
+    """Wraps a model as DistributedDataParallel does; gradients are those of one process, whatever the shares.
+
+        model = arachne.HeteroDDP(model)
+        loader = arachne.HeteroLoader(dataset, global_batch=512)
+        for inputs, targets in loader:
+            loss = F.cross_entropy(model(inputs), targets)  # the mean over this rank's samples, as ever
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+
+    Each rank's gradient is weighed by its part of the global batch, once, on its way into the sum over all
+    ranks. Parameters and buffers are those of the first rank from the start on. Parameters that a step does
+    not use count as zero; where no rank uses one, its gradient stays None. Gradients are views of the buckets
+    that are sent: keep a copy of those that you look at later.
+
+    Args:
+        module: On its device already; every rank makes the same one.
+        loader: Gives out its batches; default: any loader of the process group.
+        process_group: The ranks that train it; default: those of ``loader``, or all.
+
+    Raises:
+        UsageError: The module differs between ranks, or is wrapped in DistributedDataParallel too.
+
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        loader: "HeteroLoader | None" = None,
+        *,
+        process_group: dist.ProcessGroup | None = None,
+    ) -> None:
+        super().__init__()
+        _refuse_wrapped(module)
+        self.module = module
+        self._link: Link = loader.claim() if loader is not None else link_of(process_group)
+        _agree(module, self._link.peers)
+        self._reducer = Reducer(module, self._link)
+        self.require_backward_grad_sync = True
+
+    def forward(self, *inputs: Any, **named: Any) -> Any:
+        """Call the module; where gradients are recorded, the backward will end in a sum over all ranks.
+
+        Raises:
+            WorkerFailedError: This rank ran out of memory, and no ``loader.step`` repeats the step.
+
+        """
+        if not torch.is_grad_enabled():
+            return self.module(*inputs, **named)
+        _refuse_around()
+        self._reducer.arm(sync=self.require_backward_grad_sync)
+        try:
+            output = self.module(*inputs, **named)
+        except torch.OutOfMemoryError:
+            if not self._link.repeats and self._link.peers.num_ranks > 1:
+                self._reducer.abandon(0)
+            raise
+        self._reducer.watch(tensors_of(output))
+        return output
+
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Leave the sum of gradients to a later backward; the forward must be inside too."""
+        before, self.require_backward_grad_sync = self.require_backward_grad_sync, False
+        try:
+            yield
+        finally:
+            self.require_backward_grad_sync = before
+
+
+def _agree(module: nn.Module, peers: Peers) -> None:
+    """Take over the first rank's values; UsageError on every rank where modules differ in form."""
+    if peers.num_ranks == 1:
+        return
+    named = [*module.named_parameters(), *module.named_buffers()]
+    form = [(name, tuple(t.shape), str(t.dtype), t.requires_grad) for name, t in named]
+    found = [row[0] for row in peers.table([zlib.crc32(repr(form).encode())]).rows()]
+    if unlike := [rank for rank, number in enumerate(found) if number != found[0]]:
+        raise UsageError(
+            f"the module of rank {unlike[0]} differs from that of rank 0 in the names, shapes, dtypes or "
+            "requires_grad of its parameters and buffers; make the same model on every rank"
+        )
+    with torch.no_grad():
+        for _, tensor in named:
+            _take_over(tensor, peers)
+
+
+def _take_over(tensor: Tensor, peers: Peers) -> None:
+    values = tensor.detach().contiguous()
+    dist.broadcast(values, group=peers.group, group_src=0)
+    if values.data_ptr() != tensor.data_ptr():
+        tensor.detach().copy_(values)
+
+
+def _refuse_wrapped(module: nn.Module) -> None:
+    for name, inner in module.named_modules():
+        if isinstance(inner, DistributedDataParallel | HeteroDDP):
+            raise UsageError(
+                f"{name or 'the module'} is wrapped in {type(inner).__name__} already, so its gradients "
+                "would be weighed twice; give HeteroDDP the module itself (.module)"
+            )
+
+
+def _refuse_around() -> None:
+    if DistributedDataParallel._get_active_ddp_module() is not None:  # type: ignore[no-untyped-call]
+        raise UsageError(
+            "HeteroDDP is inside DistributedDataParallel, so its gradients would be weighed twice; take "
+            "DistributedDataParallel away"
+        )

@@ -1,0 +1,75 @@
+"""The ranks that train one model together, and the numbers that they tell each other beside gradients."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from ..errors import UsageError
+
+
+@dataclass(frozen=True, slots=True)
+class Peers:
+    """The ranks of one process group; a lone process without a group is its only rank."""
+
+    rank: int
+    num_ranks: int
+    group: dist.ProcessGroup | None
+    """Carries gradients; None: alone."""
+    control: dist.ProcessGroup | None
+    """Carries numbers in host memory, so that no GPU is waited for."""
+
+    @classmethod
+    def of(cls, group: dist.ProcessGroup | None = None) -> "Peers":
+        """The ranks of ``group``; default: all. Every rank calls it: GPUs get a second group, of gloo."""
+        if not dist.is_initialized():
+            return cls(0, 1, None, None)
+        found = group or dist.group.WORLD
+        assert found is not None
+        if dist.get_rank(found) < 0:
+            raise UsageError("this process is not a rank of the process group that it was given")
+        ranks = dist.get_process_group_ranks(found)
+        by_host = "cpu:" in dist.get_backend_config(found)
+        control = found if by_host else dist.new_group(ranks, backend="gloo")
+        return cls(dist.get_rank(found), len(ranks), found, control)
+
+    def table(self, mine: Sequence[float]) -> "Table":
+        """Start telling all ranks these numbers, as many on each."""
+        values = torch.zeros(self.num_ranks, len(mine), dtype=torch.float64)
+        values[self.rank] = torch.tensor(mine, dtype=torch.float64)
+        alone = self.control is None
+        return Table(values, None if alone else dist.all_reduce(values, group=self.control, async_op=True))
+
+    def broadcast(self, values: Tensor) -> None:
+        """Take over the first rank's values, in host memory."""
+        if self.control is not None:
+            dist.broadcast(values, group=self.control, group_src=0)
+
+    def sum(self, value: float) -> "Table":
+        """Start adding up one number of each rank."""
+        values = torch.tensor([[value]], dtype=torch.float64)
+        alone = self.control is None
+        return Table(values, None if alone else dist.all_reduce(values, group=self.control, async_op=True))
+
+
+@dataclass(slots=True)
+class Table:
+    """Numbers on their way: a sum in which each rank has a row, so that what is added are zeros."""
+
+    values: Tensor
+    """Shape ``(ranks, numbers)``, or ``(1, 1)`` for a sum."""
+    work: dist.Work | None
+
+    def rows(self) -> list[list[float]]:
+        """By rank, once they have arrived."""
+        if self.work is not None:
+            self.work.wait()
+            self.work = None
+        found: list[list[float]] = self.values.tolist()
+        return found
+
+    def total(self) -> float:
+        """The sum, once it has arrived."""
+        return self.rows()[0][0]

@@ -1,0 +1,276 @@
+"""Sums the gradients of all ranks while the backward runs, in one order of messages on every rank.
+
+Not torch's reducer, for two reasons: a rank that ran out of memory in the middle of a backward can join
+what is left of the step with zeros, so that nobody hangs; and each message tells when it was ready and how
+long it took.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.autograd import Variable
+
+from ..batch import Reading
+from ..errors import UsageError
+from .accumulation import Accumulation
+from .bucket import Bucket, cut
+from .clock import Mark, clock_of
+from .link import Failure, Link
+from .passage import Passage, num_numbers, reading_of
+
+_WAY_OUT = (
+    "put the body of the loop inside `with loader.step(optimizer):`, which repeats the step with a smaller "
+    "share there, or lower global_batch"
+)
+
+
+class Reducer:
+    """The buckets of one model and the state of one backward."""
+
+    def __init__(self, module: nn.Module, link: Link) -> None:
+        """Take over the gradients of all parameters that take one."""
+        self._link, self._peers = link, link.peers
+        self._parameters = [p for p in module.parameters() if p.requires_grad]
+        self._frozen = [p for p in module.parameters() if not p.requires_grad]
+        self._accumulation = Accumulation(self._parameters)
+        self._order: list[int] | None = None
+        """Places of parameters in the order in which their gradients became ready; None: it is settled."""
+        self._build(range(len(self._parameters) - 1, -1, -1))
+        self._order = [] if self._peers.num_ranks > 1 else None
+        self._clock = clock_of(self._parameters[0].device if self._parameters else torch.device("cpu"))
+        self._last_end: Mark = self._clock.mark()
+        self._finished: Passage | None = None
+        self._passage: Passage | None = None
+        self._works: list[dist.Work | None] = []
+        self._ready: list[bool] = []
+        self._next = 0
+        self._sync, self._begun, self._hidden = True, False, False
+        self._first_step = -1
+        """Of the loader, whose gradients are the first of the sum to come."""
+        for place, parameter in enumerate(self._parameters):
+            hook = partial(self._on_gradient, place)
+            parameter.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
+        link.join(self)
+
+    # --- what the model calls
+
+    def arm(self, *, sync: bool) -> None:
+        """A forward begins whose backward ends in a sum (or, without ``sync``, leaves it to a later one)."""
+        if self._begun:
+            self._end_broken()
+        turn = self._link.turn
+        self._hidden = turn is not None and not turn.is_last
+        if self._hidden and not self._link.repeats:
+            raise UsageError(
+                f"rank {self._peers.rank} takes {turn.rows if turn else 0} samples at once, more in a "
+                "step, so its step comes in several batches: put the body of the loop inside "
+                "`with loader.step(optimizer):`, which acts once for all of them"
+            )
+        self._sync = sync and not self._hidden
+
+    def watch(self, outputs: Iterator[Tensor]) -> None:
+        """Learn from these outputs of a forward when its backward begins."""
+        for output in outputs:
+            if output.requires_grad:
+                output.register_hook(self._on_output)  # type: ignore[no-untyped-call]
+
+    def restart_clock(self) -> None:
+        """What is to come does not follow the last sum."""
+        self._last_end = self._clock.mark()
+
+    @property
+    def is_under_way(self) -> bool:
+        """Whether a backward has begun and not ended."""
+        return self._begun
+
+    # --- the backward
+
+    def _on_output(self, _: Tensor) -> None:
+        if not self._begun:
+            self._begin()
+
+    def _on_gradient(self, place: int, _: Tensor) -> None:
+        """A parameter has its gradient."""
+        if not self._begun:
+            self._begin()
+        if not self._sync:
+            return
+        if self._order is not None:
+            self._order.append(place)
+        index = self._home[place]
+        bucket = self._buckets[index]
+        bucket.num_waiting -= 1
+        if bucket.num_waiting == 0:
+            self._ready[index] = True
+            assert self._passage is not None
+            self._passage.ready[index] = self._clock.mark()
+            self._send_ready()
+        elif bucket.num_waiting < 0:
+            raise UsageError(
+                f"a parameter of shape {tuple(self._parameters[place].shape)} got two gradients in one "
+                "backward, the second after the first may have been summed; use "
+                "torch.utils.checkpoint(..., use_reentrant=False), or call the backward under no_sync()"
+            )
+
+    def _begin(self) -> None:
+        self._begun = True
+        Variable._execution_engine.queue_callback(self._end)
+        if self._accumulation.is_empty:
+            self._first_step = self._step()
+        self._accumulation.begin(self._link.weight())
+        if self._sync:
+            self._open()
+
+    def _open(self) -> None:
+        turn = self._link.turn
+        for bucket in self._buckets:
+            bucket.num_waiting = len(bucket.parameters)
+        self._ready, self._next, self._works = [False] * len(self._buckets), 0, []
+        self._passage = Passage(
+            turn.share if turn else 0, self._last_end, self._clock.mark(), [None] * len(self._buckets)
+        )
+        if self._order is not None:
+            self._order = []
+
+    def _send_ready(self) -> None:
+        while self._next < len(self._buckets) and self._ready[self._next]:
+            self._send(self._pack)
+
+    @torch.no_grad()
+    def _send(self, fill: Callable[[int], None]) -> None:
+        """Send the next bucket, when ``fill`` has filled it."""
+        k = self._next
+        self._next += 1
+        fill(k)
+        work = self._buckets[k].start(self._peers.group)
+        self._works.append(work)
+        if self._passage is not None and work is not None:
+            self._passage.sent.append(self._clock.mark())
+            self._passage.arrived.append(self._clock.when_done(work))
+
+    def _pack(self, k: int) -> None:
+        bucket = self._buckets[k]
+        gradients = self._accumulation.source(bucket.parameters, self._places[k])
+        bucket.pack(gradients, self._accumulation.weight)
+
+    def _end(self) -> None:
+        """The backward has ended on this rank: send what is left, wait for all, tell and hear how it went."""
+        self._begun = False
+        if not self._sync:
+            self._accumulation.end(hidden=self._hidden)
+            return
+        assert self._passage is not None
+        self._passage.ended = self._clock.mark()
+        self._refuse_thawed()
+        while self._next < len(self._buckets):
+            self._send(self._pack)
+        self._settle(None)
+
+    # --- the end of a sum
+
+    def abandon(self, cap: int) -> None:
+        """Join what is left of this sum with zeros: this rank has failed, and expects ``cap`` to fit."""
+        if not self._begun or not self._sync:
+            self._first_step = self._step() if self._accumulation.is_empty else self._first_step
+            self._open()
+        self._begun = False
+        self._passage = None
+        while self._next < len(self._buckets):
+            self._send(lambda k: self._buckets[k].give_nothing())
+        self._settle(cap)
+
+    def _settle(self, cap: int | None) -> None:
+        """Wait for every message; ``cap``: this rank has failed.
+
+        Raises:
+            WorkerFailedError: Some rank has failed, and nothing here repeats the step.
+
+        """
+        failures = self._exchange(cap)
+        for work in self._works:
+            if work is not None:
+                work.wait()
+        self._accumulation.clear()
+        if failures:
+            self._fail(failures)
+            return
+        with torch.no_grad():
+            for bucket in self._buckets:
+                bucket.finish()
+        self._link.num_sums += 1
+        self._last_end = self._clock.mark()
+        self._finished, self._passage = self._passage, None
+        if self._order is not None:
+            self._reorder()
+
+    def _exchange(self, cap: int | None) -> Sequence[Failure]:
+        """Tell all ranks what the step before took and whether this one went well; hear it from all."""
+        if self._peers.num_ranks == 1:
+            return () if cap is None else (self._failure(0, cap),)
+        count = len(self._buckets)
+        told = self._finished.numbers(self._clock) if self._finished is not None else None
+        rows = self._link.turn.rows if self._link.turn else 0
+        mine = [*(told or [0.0] * num_numbers(count)), float(cap is not None), float(rows), float(cap or 0)]
+        found = self._peers.table(mine).rows()
+        if all(numbers[2] > 0 for numbers in found):
+            self._link.readings = self._readings(found)
+        return [
+            Failure(rank, round(numbers[-2]), round(numbers[-1]))
+            for rank, numbers in enumerate(found)
+            if numbers[-3]
+        ]
+
+    def _failure(self, rank: int, cap: int) -> Failure:
+        return Failure(rank, self._link.turn.rows if self._link.turn else 0, cap)
+
+    def _readings(self, found: Sequence[Sequence[float]]) -> list[Reading]:
+        return [reading_of(numbers, len(self._buckets)) for numbers in found]
+
+    def _fail(self, failures: Sequence[Failure]) -> None:
+        self._finished = self._passage = None
+        for parameter in self._parameters:
+            parameter.grad = None
+        self._link.failures = failures
+        if not self._link.repeats or self._first_step != self._step():
+            raise failures[0].error(_WAY_OUT)
+
+    def _step(self) -> int:
+        return self._link.turn.step if self._link.turn else -1
+
+    def _end_broken(self) -> None:
+        """The last backward began and never ended: an error left it that the script has caught."""
+        self._begun = False
+        self._accumulation.clear()
+        if self._peers.num_ranks > 1:
+            self._begun = self._sync
+            self.abandon(0)
+
+    # --- the order of messages
+
+    def _build(self, order: Sequence[int]) -> None:
+        """Make the buckets anew, in this order of parameters."""
+        place_of = {id(parameter): place for place, parameter in enumerate(self._parameters)}
+        groups = list(cut(self._parameters[place] for place in order))
+        self._buckets = [Bucket.of(group) for group in groups]
+        self._places = [[place_of[id(parameter)] for parameter in group] for group in groups]
+        self._home = {place: index for index, places in enumerate(self._places) for place in places}
+
+    def _reorder(self) -> None:
+        """Order the buckets as gradients became ready on the first rank, in the first backward."""
+        ready = list(dict.fromkeys(self._order or ()))
+        rest = sorted(set(range(len(self._parameters))) - set(ready), reverse=True)
+        order = torch.tensor([*ready, *rest], dtype=torch.int64)
+        self._peers.broadcast(order)
+        self._order = None
+        self._finished = None
+        self._build(order.tolist())
+
+    def _refuse_thawed(self) -> None:
+        if thawed := [tuple(p.shape) for p in self._frozen if p.requires_grad]:
+            raise UsageError(
+                f"a parameter of shape {thawed[0]} was frozen when HeteroDDP was made, so no rank sums its "
+                "gradient; wrap the model while it is trainable and freeze it afterwards, or wrap it anew"
+            )
