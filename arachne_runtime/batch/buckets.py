@@ -6,8 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 
+import numpy as np
+
 from ..errors import UsageError
 from ..units import Seconds
+from .lines import Floats, Marks
 
 _WINDOW_READINGS = 15
 """Steps over which the times of reductions are a median: a slower network is seen within eight."""
@@ -51,56 +54,59 @@ class BucketFits:
     def __init__(self, num_replicas: int, num_buckets: int, *, memory: float) -> None:
         """Nothing is known; ``memory`` is in readings."""
         self._memory = memory
-        self._count = [0] * num_replicas
-        self._mean = [[0.0] * num_buckets for _ in range(num_replicas)]
-        self._variance = [[_LEAST_DEVIATION**2] * num_buckets for _ in range(num_replicas)]
-        self._reductions: deque[tuple[Seconds, ...]] = deque(maxlen=_WINDOW_READINGS)
+        self._count = np.zeros((num_replicas, 1))
+        self._mean = np.zeros((num_replicas, num_buckets))
+        self._variance = np.full((num_replicas, num_buckets), _LEAST_DEVIATION**2)
+        self._reductions: deque[list[Seconds]] = deque(maxlen=_WINDOW_READINGS)
 
     def observe(self, readings: Sequence[Reading]) -> None:
         """Learn from one step."""
-        for i, one in enumerate(readings):
-            if one.samples and one.backward_s:
-                self._learn_ready(i, one.ready)
-        alone = zip(*(_reductions_alone(one) for one in readings), strict=True)
-        self._reductions.append(tuple(map(min, alone)))
+        ready = np.minimum(np.array([one.ready for one in readings]), 1.0)
+        backward_s = np.array([one.backward_s for one in readings])
+        took = np.array([bool(one.samples) for one in readings]) & (backward_s > 0)
+        self._learn_ready(ready, took[:, None])
+        reduce_s = np.array([one.reduce_s for one in readings])
+        self._reductions.append(_reductions_alone(ready * backward_s[:, None], reduce_s))
 
     @property
     def ready(self) -> tuple[float, ...]:
         """The inverse-variance mean over replicas."""
-        means = zip(*self._mean, strict=True)
-        variances = zip(*self._variance, strict=True)
-        return tuple(map(self._pooled, means, variances))
+        weights = np.minimum(self._count, self._memory) / self._variance
+        return tuple(map(_weighted_mean, self._mean.T.tolist(), weights.T.tolist()))
 
     @property
     def reduce_s(self) -> tuple[Seconds, ...]:
         """The median over the last steps of the minimum over replicas: who came last did not wait."""
         return tuple(map(median, zip(*self._reductions, strict=True)))
 
-    def _learn_ready(self, replica: int, ready: Sequence[float]) -> None:
-        self._count[replica] += 1
-        share = 1 / min(self._count[replica], self._memory)
-        means, variances = self._mean[replica], self._variance[replica]
-        for k, value in enumerate(ready):
-            error = min(value, 1.0) - means[k]
-            if self._count[replica] > 2:  # far off: as three deviations
-                limit = 3 * math.sqrt(variances[k]) + _LEAST_DEVIATION
-                error = min(max(error, -limit), limit)
-            means[k] += share * error
-            if self._count[replica] > 1:
-                new = variances[k] + share * (error * error - variances[k])
-                variances[k] = max(new, _LEAST_DEVIATION**2)
-
-    def _pooled(self, means: Sequence[float], variances: Sequence[float]) -> float:
-        weights = [min(n, self._memory) / v for n, v in zip(self._count, variances, strict=True)]
-        return math.fsum(w * m for w, m in zip(weights, means, strict=True)) / math.fsum(weights)
+    def _learn_ready(self, ready: Floats, took: Marks) -> None:
+        """Means and variances with forgetting, both (replicas, buckets); far off: as three deviations."""
+        self._count = self._count + took
+        share = np.where(took, 1 / np.clip(self._count, 1.0, self._memory), 0.0)
+        error = ready - self._mean
+        limit = np.where(self._count > 2, 3 * np.sqrt(self._variance) + _LEAST_DEVIATION, np.inf)
+        error = np.clip(error, -limit, limit)
+        self._mean = self._mean + share * error
+        moved = self._variance + share * (error * error - self._variance)
+        self._variance = np.where(
+            took & (self._count > 1), np.maximum(moved, _LEAST_DEVIATION**2), self._variance
+        )
 
 
-def _reductions_alone(one: Reading) -> tuple[Seconds, ...]:
-    """Each bucket's seconds from its issue or its predecessor's end, the later one, to its own end."""
-    found, before = [], 0.0
-    for fraction, seconds in zip(one.ready, one.reduce_s, strict=True):
-        issued = min(fraction, 1.0) * one.backward_s
-        end = issued + seconds
-        found.append(max(0.0, end - max(issued, before)))
-        before = max(before, end)
-    return tuple(found)
+def _weighted_mean(values: Sequence[float], weights: Sequence[float]) -> float:
+    """1 where nothing has weight: a bucket that nobody computed for is complete at the end."""
+    whole = math.fsum(weights)
+    return math.fsum(w * x for w, x in zip(weights, values, strict=True)) / whole if whole else 1.0
+
+
+def _reductions_alone(issued: Floats, reduce_s: Floats) -> list[Seconds]:
+    """Each bucket's seconds from its issue or its predecessor's end, the later one, to its own end.
+
+    Both arrays are (replicas, buckets), on each replica's own clock; the answer is of whoever waited least.
+    """
+    ends = issued + reduce_s
+    before, found = np.zeros(len(ends)), []
+    for k in range(ends.shape[1]):
+        found.append(max(0.0, float(np.min(ends[:, k] - np.maximum(issued[:, k], before)))))
+        before = np.maximum(before, ends[:, k])
+    return found

@@ -10,6 +10,9 @@ from .buckets import BucketFits, Reading
 from .lines import Floats, LineFits
 from .time_model import ReplicaTime, TimeModel
 
+_MOST_DOUBT = 0.1
+"""Deviation beyond which doubt holds nothing back: nor is it known that all is well."""
+
 
 class Learner:
     """Two lines a replica and K buckets; leaves out readings while things warm up."""
@@ -17,8 +20,7 @@ class Learner:
     def __init__(self, num_replicas: int, *, memory: float, warmup_steps: int) -> None:
         """Nothing is known; ``memory`` and ``warmup_steps`` are in readings."""
         self._n, self._memory, self._warmup_steps = num_replicas, memory, warmup_steps
-        self._outside = LineFits(num_replicas, memory=memory)
-        self._backward = LineFits(num_replicas, memory=memory)
+        self._fits = LineFits(2 * num_replicas, memory=memory)  # outside and backward: one pass over arrays
         self._num_buckets, self._skip = 0, warmup_steps
         self._buckets = BucketFits(num_replicas, 0, memory=memory)
         self._last: tuple[int, ...] = ()
@@ -36,35 +38,39 @@ class Learner:
         if self._skip:
             self._skip -= 1
             return False
-        samples = np.array([float(one.samples) for one in readings])
-        fresh = np.array(settled)
-        outside = self._outside.observe(samples, np.array([one.outside_s for one in readings]), fresh)
-        backward = self._backward.observe(samples, np.array([one.backward_s for one in readings]), fresh)
+        samples = np.array([float(one.samples) for one in readings] * 2)
+        seconds = [one.outside_s for one in readings] + [one.backward_s for one in readings]
+        drifted = self._fits.observe(samples, np.array(seconds), np.array(settled * 2))
         self._buckets.observe(readings)
-        self.drifted = bool(outside.any() or backward.any())
+        self.drifted = bool(drifted.any())
         return True
 
     def model(self) -> TimeModel:
         """What is known now; a replica that never had samples is taken for the middle one of the others."""
-        outside, backward = (_with_guesses(fits) for fits in (self._outside, self._backward))
+        lines, measured = self._fits.lines(), self._fits.measured.tolist()
+        outside = _with_guesses(lines[: self._n], measured[: self._n])
+        backward = _with_guesses(lines[self._n :], measured[self._n :])
         replicas = (ReplicaTime(outside=a, backward=p) for a, p in zip(outside, backward, strict=True))
         return TimeModel(replicas=tuple(replicas), ready=self._buckets.ready, reduce_s=self._buckets.reduce_s)
 
     def slope_doubts(self, shares: Sequence[int]) -> list[float]:
         """For each replica the deviation of its slopes, times its share, over its compute."""
-        samples = np.array([float(max(share, 1)) for share in shares])
-        variance = self._outside.variance_of_slope() + self._backward.variance_of_slope()
-        deviation: list[float] = (np.sqrt(variance) * samples / self._compute_s(samples)).tolist()
-        return deviation
+        samples = self._samples(shares)
+        deviation = np.sqrt(self._both(self._fits.variance_of_slope())) * samples[: self._n]
+        return (deviation / self._both(self._fits.at(samples))).tolist()  # type: ignore[no-any-return]
 
     def doubt(self, shares: Sequence[int]) -> float:
         """Relative deviation of the predicted compute at these shares, of the middle replica."""
-        samples = np.array([float(max(share, 1)) for share in shares])
-        variance = self._outside.variance_at(samples) + self._backward.variance_at(samples)
-        return float(np.median(np.sqrt(variance) / self._compute_s(samples)))
+        samples = self._samples(shares)
+        deviation = np.sqrt(self._both(self._fits.variance_at(samples)))
+        return min(float(np.median(deviation / self._both(self._fits.at(samples)))), _MOST_DOUBT)
 
-    def _compute_s(self, samples: Floats) -> Floats:
-        return self._outside.at(samples) + self._backward.at(samples)
+    def _samples(self, shares: Sequence[int]) -> Floats:
+        return np.array([float(max(share, 1)) for share in shares] * 2)
+
+    def _both(self, values: Floats) -> Floats:
+        """Outside and backward together."""
+        return values[: self._n] + values[self._n :]
 
     def _settled(self, samples: tuple[int, ...]) -> list[bool]:
         """Whether a reading counts: the first one at another share (caches, kernels) does not."""
@@ -79,11 +85,8 @@ def _with_a_bucket(reading: Reading) -> Reading:
     return reading if reading.ready else replace(reading, ready=(1.0,), reduce_s=(0.0,))
 
 
-def _with_guesses(fits: LineFits) -> tuple[Line, ...]:
-    lines, measured = fits.lines(), fits.measured.tolist()
-    known = sorted(
-        (line for line, seen in zip(lines, measured, strict=True) if seen),
-        key=lambda x: (x.slope, x.intercept),
-    )
-    middle = known[len(known) // 2] if known else Line(0.0, 1.0)
+def _with_guesses(lines: Sequence[Line], measured: Sequence[bool]) -> tuple[Line, ...]:
+    """The middle line instead of those that are not known."""
+    known = [line for line, seen in zip(lines, measured, strict=True) if seen] or [Line(0.0, 1.0)]
+    middle = sorted(known, key=lambda line: (line.slope, line.intercept))[len(known) // 2]
     return tuple(line if seen else middle for line, seen in zip(lines, measured, strict=True))

@@ -15,8 +15,10 @@ from ..plan.shares import Line
 Floats: TypeAlias = NDArray[np.float64]
 Marks: TypeAlias = NDArray[np.bool_]
 
-_TINY_S = 1e-9
-"""Seconds below which a reading counts as this: clocks tell no less."""
+_TINY_S = 1e-6
+"""Seconds below which a reading counts as this: it decides nothing."""
+_LEAST_DETERMINANT = 1e-9
+"""Determinant of the information, over the product of its diagonal, below which rounding rules it."""
 _PRIOR_READINGS = 0.01
 """Weight, in readings, of the guess that no samples take no time; makes the first line proportional."""
 _PRIOR_NOISE = 0.1
@@ -46,8 +48,10 @@ class _Information:
     b: Floats
     c: Floats
 
-    def times(self, x: Floats, y: Floats) -> tuple[Floats, Floats]:
-        return self.a * x + self.b * y, self.b * x + self.c * y
+    def leverage(self, x: Floats, y: Floats) -> Floats:
+        """Variance of the line's value at a row, in those of a reading."""
+        u, v = self.solve(x, y)
+        return x * u + y * v
 
     def solve(self, x: Floats, y: Floats) -> tuple[Floats, Floats]:
         det = self.a * self.c - self.b * self.b
@@ -58,7 +62,7 @@ class LineFits:
     """``seconds = intercept + slope * samples`` for each of n replicas.
 
     Noise is relative to the reading. Old readings are forgotten only in the direction in which new ones tell
-    something (directional forgetting, Cao and Schwartz 2000): a constant share does not unlearn the slope.
+    something (directional forgetting, Kulhavý 1987): a constant share does not unlearn the slope.
     """
 
     def __init__(self, num_replicas: int, *, memory: float) -> None:
@@ -83,6 +87,7 @@ class LineFits:
         self._begin(samples, seconds, fresh & ~self.measured)
         with np.errstate(all="ignore"):  # replicas without a reading are computed along, and not kept
             drifted = self._learn(samples, seconds, fresh & self.measured)
+            self._begin(samples, seconds, fresh & ~self._sound())
         self._count = self._count + fresh
         return drifted
 
@@ -115,8 +120,9 @@ class LineFits:
         return np.where(self.measured, self._variance * (x + samples * y), np.inf)
 
     def _begin(self, samples: Floats, seconds: Floats, first: Marks) -> None:
-        """The first reading of a replica: a line through the origin."""
+        """Start with this reading: a line through the origin."""
         b = np.where(first, samples, 1.0)
+        self._intercept = np.where(first, 0.0, self._intercept)
         weight = 1 / (seconds * seconds)
         self._slope = np.where(first, seconds / b, self._slope)
         for name, value in (("a", weight * (1 + _PRIOR_READINGS)), ("b", weight * b), ("c", weight * b * b)):
@@ -126,27 +132,29 @@ class LineFits:
         predicted = self.at(samples)
         x, y = 1 / predicted, samples / predicted
         error = seconds / predicted - 1
-        u, v = self._known.solve(x, y)
-        doubt = 1 + (x * u + y * v)  # variance of the error in those of a reading
+        leverage = self._known.leverage(x, y)
+        doubt = 1 + leverage  # variance of the error in those of a reading
         off = error / np.sqrt(self._variance * doubt)
         weight = np.minimum(1.0, _HUBER / np.maximum(np.abs(off), _HUBER))
-        self._update(x, y, error, weight, fresh)
+        self._update(x, y, error, weight * (1 - self._forget / leverage), weight, fresh)
         self._spread(error * error / doubt, fresh)
         self._ratios = np.where(fresh, np.stack([*self._ratios[1:], 1 + error]), self._ratios)
         drifted = fresh & self._alarm(off, fresh)
         self._restart(samples, drifted)
         return drifted
 
-    def _update(self, x: Floats, y: Floats, error: Floats, weight: Floats, fresh: Marks) -> None:
-        """Forget along the reading, then learn from it."""
-        u, v = self._known.times(x, y)
-        forget = self._forget * weight / (x * u + y * v)
+    def _sound(self) -> Marks:
+        """Where the figures can be computed with: readings of wildly different sizes spoil them."""
         known = self._known
-        new = _Information(
-            known.a - forget * u * u + weight * x * x,
-            known.b - forget * u * v + weight * x * y,
-            known.c - forget * v * v + weight * y * y,
-        )
+        apart = known.a * known.c - known.b * known.b > _LEAST_DETERMINANT * known.a * known.c
+        return apart & np.isfinite(self._intercept) & np.isfinite(self._slope) & np.isfinite(known.c)
+
+    def _update(
+        self, x: Floats, y: Floats, error: Floats, more: Floats, weight: Floats, fresh: Marks
+    ) -> None:
+        """Learn from a row (x, y); ``more`` is what it adds less what is forgotten of the same direction."""
+        known = self._known
+        new = _Information(known.a + more * x * x, known.b + more * x * y, known.c + more * y * y)
         u, v = new.solve(weight * error * x, weight * error * y)
         self._intercept = np.where(fresh, self._intercept + u, self._intercept)
         self._slope = np.where(fresh, self._slope + v, self._slope)
@@ -174,8 +182,7 @@ class LineFits:
         if not drifted.any():
             return
         predicted = self.at(samples)
-        u, v = self._known.times(1 / predicted, samples / predicted)
-        readings = (u + v * samples) / predicted
+        readings = 1 / self._known.leverage(1 / predicted, samples / predicted)
         ratio = np.where(drifted, np.maximum(np.median(self._ratios, axis=0), 1e-3), 1.0)
         self._intercept, self._slope = self._intercept * ratio, self._slope * ratio
         kept = _AFTER_ALARM_READINGS / np.maximum(readings, _AFTER_ALARM_READINGS) / (ratio * ratio)
