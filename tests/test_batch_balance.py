@@ -1,88 +1,32 @@
 """The balancer in simulation: what learning costs, outliers, drifts, bounds, the same answer on all ranks."""
 
 import random
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
 
-from arachne_runtime.batch import Balancer, BalanceSettings, Phase, Reading, ReplicaTime, TimeModel
+from arachne_runtime.batch import Balancer, BalanceSettings, Phase, Reading
 from arachne_runtime.errors import NoFeasiblePlanError, NotMeasuredError, UsageError
-from arachne_runtime.plan.shares import Line
-
-
-def slowed(model: TimeModel, replica: int, factor: float) -> TimeModel:
-    def times(line: Line) -> Line:
-        return Line(line.intercept * factor, line.slope * factor)
-
-    replicas = list(model.replicas)
-    one = replicas[replica]
-    replicas[replica] = ReplicaTime(outside=times(one.outside), backward=times(one.backward))
-    return replace(model, replicas=tuple(replicas))
-
-
-@dataclass
-class Cluster:
-    """Replicas that take what a time model says, give or take some noise."""
-
-    model: TimeModel
-    noise: float = 0.05
-    rng: random.Random = field(default_factory=lambda: random.Random(0))
-
-    def about(self, seconds: float) -> float:
-        return seconds * max(0.1, 1 + self.rng.gauss(0, self.noise))
-
-    def step(self, shares: Sequence[int]) -> list[Reading]:
-        pairs = list(zip(self.model.replicas, shares, strict=True))
-        outside = [self.about(one.outside.at(b)) if b else 0.0 for one, b in pairs]
-        backward = [self.about(one.backward.at(b)) if b else 0.0 for one, b in pairs]
-        end, ends = 0.0, []
-        for fraction, reduce_s in zip(self.model.ready, self.model.reduce_s, strict=True):
-            issued = [a + fraction * p for a, p in zip(outside, backward, strict=True)]
-            end = max(end, *issued) + self.about(reduce_s)
-            ends.append(end)
-        return [
-            Reading(
-                samples=b,
-                outside_s=a,
-                backward_s=p,
-                ready=self.model.ready,
-                reduce_s=tuple(e - (a + f * p) for e, f in zip(ends, self.model.ready, strict=True)),
-            )
-            for a, p, b in zip(outside, backward, shares, strict=True)
-        ]
-
-
-def model_of(*ms_a_sample: float, comm_s: float = 0.0) -> TimeModel:
-    replicas = (
-        ReplicaTime(outside=Line(2e-3, ms * 0.3e-3), backward=Line(1e-3, ms * 0.7e-3)) for ms in ms_a_sample
-    )
-    return TimeModel(replicas=tuple(replicas), ready=(0.3, 0.5, 0.8, 1.0), reduce_s=(comm_s / 4,) * 4)
+from bench.unequal_simulation import Cluster, model_of, play, slowed
 
 
 def regrets(balancer: Balancer, cluster: Cluster, steps: int, batch: int = 64) -> list[float]:
     """Time lost in each step against the best shares of the true model, as a fraction."""
-    n, found = len(cluster.model.replicas), []
-    for _ in range(steps):
-        shares = balancer.shares(batch)
-        best = cluster.model.best(batch, [1] * n, [batch] * n)
-        found.append(cluster.model.step_s(shares) / cluster.model.step_s(best) - 1)
-        balancer.observe(cluster.step(shares))
-    return found
+    return [lost.regret for lost in play(balancer, cluster, steps, batch)]
 
 
 @pytest.mark.parametrize("comm_s", [0.0, 0.05, 0.2])
 def test_regret_is_small_once_lines_are_known(comm_s):
     late = []
     for seed in range(5):
-        cluster = Cluster(model_of(1, 1, 2, 5, comm_s=comm_s), rng=random.Random(seed))
+        cluster = Cluster(model_of((1, 1, 2, 5), comm_s=comm_s), rng=random.Random(seed))
         late += regrets(Balancer(num_replicas=4), cluster, steps=80)[30:]
     assert sum(late) / len(late) < 0.015
 
 
 def test_it_starts_even_and_ends_balanced():
-    balancer, cluster = Balancer(num_replicas=4), Cluster(model_of(1, 1, 2, 4))
+    balancer, cluster = Balancer(num_replicas=4), Cluster(model_of((1, 1, 2, 4)))
     assert balancer.shares(64) == (16, 16, 16, 16)
     assert balancer.phase is Phase.EVEN
     regrets(balancer, cluster, steps=40)
@@ -94,14 +38,14 @@ def test_it_starts_even_and_ends_balanced():
 
 
 def test_without_noise_the_lines_are_exact():
-    balancer, cluster = Balancer(num_replicas=3), Cluster(model_of(1, 2, 4, comm_s=0.02), noise=0.0)
+    balancer, cluster = Balancer(num_replicas=3), Cluster(model_of((1, 2, 4), comm_s=0.02), noise=0.0)
     regrets(balancer, cluster, steps=60)
     for shares in ((60, 2, 2), (20, 22, 22)):
         assert balancer.predicted_s(shares) == pytest.approx(cluster.model.step_s(shares), rel=2e-3)
 
 
 def test_noise_does_not_move_shares_each_step():
-    balancer, cluster = Balancer(num_replicas=8), Cluster(model_of(1, 1, 2, 2, 3, 3, 4, 4))
+    balancer, cluster = Balancer(num_replicas=8), Cluster(model_of((1, 1, 2, 2, 3, 3, 4, 4)))
     regrets(balancer, cluster, steps=40, batch=256)
     seen = []
     for _ in range(100):
@@ -112,7 +56,7 @@ def test_noise_does_not_move_shares_each_step():
 
 @pytest.mark.parametrize("noise", [0.01, 0.05])
 def test_a_replica_slows_down_three_times_and_recovers(noise):
-    balancer, cluster = Balancer(num_replicas=4), Cluster(model_of(1, 1, 2, 4), noise=noise)
+    balancer, cluster = Balancer(num_replicas=4), Cluster(model_of((1, 1, 2, 4)), noise=noise)
     regrets(balancer, cluster, steps=50)
     well = cluster.model
     for truth in (slowed(well, 0, 3.0), well):
@@ -123,7 +67,7 @@ def test_a_replica_slows_down_three_times_and_recovers(noise):
 
 
 def test_an_outlier_moves_nothing():
-    balancer, cluster = Balancer(num_replicas=2), Cluster(model_of(1, 2), noise=0.02)
+    balancer, cluster = Balancer(num_replicas=2), Cluster(model_of((1, 2)), noise=0.02)
     regrets(balancer, cluster, steps=40)
     before = balancer.shares(64)
     for _ in range(6):
@@ -136,7 +80,7 @@ def test_an_outlier_moves_nothing():
 
 def test_the_same_readings_give_the_same_shares_and_asking_changes_nothing():
     ours, theirs = Balancer(num_replicas=4), Balancer(num_replicas=4)
-    cluster = Cluster(model_of(1, 1, 2, 4))
+    cluster = Cluster(model_of((1, 1, 2, 4)))
     for step in range(60):
         batch = 40 if step % 10 == 9 else 64
         shares = ours.shares(batch)
@@ -148,7 +92,7 @@ def test_the_same_readings_give_the_same_shares_and_asking_changes_nothing():
 
 
 def test_a_learnt_cap_holds_from_the_next_step_on():
-    balancer, cluster = Balancer(num_replicas=2), Cluster(model_of(1, 4))
+    balancer, cluster = Balancer(num_replicas=2), Cluster(model_of((1, 4)))
     for step in range(40):
         if step == 10:
             balancer.limit(0, 35)
@@ -170,19 +114,19 @@ def test_minima_hold_and_are_let_go_for_a_tiny_last_batch():
 
 
 def test_equal_replicas_stay_even():
-    balancer, cluster = Balancer(num_replicas=4), Cluster(model_of(1, 1, 1, 1))
+    balancer, cluster = Balancer(num_replicas=4), Cluster(model_of((1, 1, 1, 1)))
     regrets(balancer, cluster, steps=60)
     assert max(balancer.shares(64)) - min(balancer.shares(64)) <= 2
 
 
 def test_a_replica_left_out_is_tried_again():
     settings = BalanceSettings(revisit_steps=30)
-    cluster = Cluster(model_of(1, 1, 1000), noise=0.0)
+    cluster = Cluster(model_of((1, 1, 1000)), noise=0.0)
     balancer = Balancer(num_replicas=3, minima=(0, 0, 0), settings=settings)
     seen = []
     for step in range(200):
         if step == 60:
-            cluster.model = model_of(1, 1, 1)
+            cluster.model = model_of((1, 1, 1))
         seen.append(balancer.shares(30))
         balancer.observe(cluster.step(seen[-1]))
     assert 0 in (shares[2] for shares in seen[:60])

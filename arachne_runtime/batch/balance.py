@@ -20,6 +20,9 @@ __all__ = ["BalanceSettings", "Balancer", "Phase", "Reading"]
 
 _DOUBT = 0.2
 """Relative deviation of a replica's slope from which on its line is badly determined."""
+_NUDGES_IN_NOISE, _LEAST_NUDGE, _MOST_NUDGE = 4.0, 0.05, 0.25
+"""Fraction of a share by which it is moved to learn its line, in deviations of a reading; bounds of it: four
+readings of each of two shares that far apart tell the slope to ``_DOUBT``."""
 _NUM_HELD = 16
 """Sizes of batch whose present shares are remembered."""
 
@@ -35,8 +38,8 @@ class BalanceSettings:
     max_explorations: int = 4
     """Splits that are tried for the sake of learning, the first proportional one included."""
     review_steps: int = 4
-    """Readings between two looks at the shares; a drift is looked at at once."""
-    min_gain: float = 0.01
+    """Readings between two looks at the shares; after a drift twice as many are looked at singly."""
+    min_gain: float = 0.005
     """Predicted saving of a step, as a fraction, below which shares stay."""
     memory: float = 64.0
     """Readings after which one counts a third of what it did, where newer ones tell the same."""
@@ -80,6 +83,7 @@ class Balancer:
         )
         self._phase, self._steps_in_phase, self._explorations = Phase.EVEN, 0, 0
         self._trial: tuple[int, ...] = ()
+        self._alert = 0  # readings still to be looked at one by one
         self._held: dict[int, tuple[int, ...]] = {}
         self._model: TimeModel | None = None
         self._answers: dict[int, tuple[int, ...]] = {}
@@ -166,7 +170,8 @@ class Balancer:
         self._held[sum(samples)] = samples
         if len(self._held) > _NUM_HELD:
             del self._held[next(iter(self._held))]
-        if self._learner.drifted or self._steps_in_phase % self._settings.review_steps == 0:
+        self._alert = 2 * self._settings.review_steps if self._learner.drifted else max(self._alert - 1, 0)
+        if self._alert or self._steps_in_phase % self._settings.review_steps == 0:
             self._review()
         if self._steps_in_phase % self._settings.revisit_steps == 0 and 0 in samples:
             self._try([i for i, share in enumerate(samples) if not share], samples, turn=0)
@@ -186,7 +191,8 @@ class Balancer:
         self._try([i for i, doubt in enumerate(doubts) if doubt > _DOUBT], best, turn=turn)
 
     def _try(self, doubtful: Sequence[int], shares: tuple[int, ...], *, turn: int) -> None:
-        trial = nudged(shares, doubtful, *self._bounds(sum(shares)), turn=turn)
+        size = min(max(_NUDGES_IN_NOISE * self._learner.noise, _LEAST_NUDGE), _MOST_NUDGE)
+        trial = nudged(shares, doubtful, *self._bounds(sum(shares)), turn=turn, size=size)
         if trial != shares:
             self._enter(Phase.EXPLORE, trial)
 

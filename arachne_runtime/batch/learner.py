@@ -53,6 +53,11 @@ class Learner:
         replicas = (ReplicaTime(outside=a, backward=p) for a, p in zip(outside, backward, strict=True))
         return TimeModel(replicas=tuple(replicas), ready=self._buckets.ready, reduce_s=self._buckets.reduce_s)
 
+    @property
+    def noise(self) -> float:
+        """Relative deviation of a reading, of the middle line."""
+        return float(np.median(self._fits.noise))
+
     def slope_doubts(self, shares: Sequence[int]) -> list[float]:
         """For each replica the deviation of its slopes, times its share, over its compute."""
         samples = self._samples(shares)

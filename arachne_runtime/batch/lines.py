@@ -21,9 +21,9 @@ _LEAST_DETERMINANT = 1e-9
 """Determinant of the information, over the product of its diagonal, below which rounding rules it."""
 _PRIOR_READINGS = 0.01
 """Weight, in readings, of the guess that no samples take no time; makes the first line proportional."""
-_PRIOR_NOISE = 0.1
+_PRIOR_NOISE = 0.05
 """Relative deviation of a reading that is assumed at first, with the weight of some readings."""
-_PRIOR_NOISE_READINGS = 4.0
+_PRIOR_NOISE_READINGS = 2.0
 _LEAST_NOISE = 1e-3
 """Relative deviation below which readings are not believed: the lines are a model."""
 _NOISE_READINGS = 50.0
@@ -90,6 +90,12 @@ class LineFits:
             self._begin(samples, seconds, fresh & ~self._sound())
         self._count = self._count + fresh
         return drifted
+
+    @property
+    def noise(self) -> Floats:
+        """Relative deviation of a reading."""
+        deviation: Floats = np.sqrt(self._variance)
+        return deviation
 
     def lines(self) -> tuple[Line, ...]:
         """The likeliest lines that neither start below zero nor fall; of unmeasured replicas: nonsense."""

@@ -1,0 +1,186 @@
+"""The noise scale by Monte Carlo: its bias, and its deviation beside published and best weights."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from arachne_runtime.batch.noise import Group, SegmentNorms, measure_noise
+
+from .report import Result, at_least, at_most
+from .unequal_peers import published_weights
+
+Floats: TypeAlias = NDArray[np.float64]
+Draw: TypeAlias = Callable[[np.random.Generator, int], Floats]
+"""(generator, samples) → gradients of that many samples (samples, parameters)."""
+
+MIXES = ((3, 13), (1, 2, 4, 8), (2, 4, 10, 48), (4, 4, 4, 4), (1, 1, 2, 2, 4, 8, 16, 30))
+"""Samples of each replica, for Gaussian gradients."""
+LARGE_MIXES = ((24, 104), (8, 16, 32, 64), (16, 32, 80, 384), (32, 32, 32, 32), (8, 8, 16, 16, 32, 64, 128))
+"""For all gradients: sums of eight samples and more are nearly Gaussian, whatever the samples are."""
+SAMPLING = 0.01
+"""Error of the ratio of two deviations estimated from the same trials; equal ones differ by less."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Source:
+    """Where gradients come from, with their truth."""
+
+    name: str
+    draw: Draw
+    signal: float
+    trace: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trials:
+    """Estimates of |G|² and the trace: each replica's own are (trials, replicas), the others (trials,)."""
+
+    ours: tuple[Floats, Floats]
+    own: tuple[Floats, Floats]
+    adaptdl: tuple[Floats, Floats]
+
+
+Found: TypeAlias = dict[str, tuple[Source, tuple[int, ...], Trials]]
+
+
+def noise_results(quick: bool) -> Iterator[Result]:
+    """Bias, deviation against three others in every mix, what tails cost, what micro-batches are worth."""
+    gaussian, *heavy = sources()
+    num_trials = 5000 if quick else 20_000
+    sure = _find(
+        [(gaussian, mix) for mix in MIXES] + [(s, mix) for s in heavy for mix in LARGE_MIXES], num_trials
+    )
+    tiny = _find([(s, mix) for s in heavy for mix in MIXES], num_trials)
+    biases = {name: _bias(source, trials) for name, (source, _, trials) in (sure | tiny).items()}
+    yield at_most("noise-bias", max(biases.values()), "standard errors, at worst", bound=4.0, **biases)
+    yield from _deviations(sure, "", plain=1 + SAMPLING, oracle=1.03)
+    yield from _deviations(tiny, "-tails-of-single-samples", plain=1.25, oracle=1.6)
+    source, _, trials = sure["gaussian [2, 4, 10, 48]"]
+    high = float(trials.adaptdl[1].mean()) / source.trace
+    yield at_least("noise-adaptdl-trace", high, "times the truth, b=[2, 4, 10, 48]", bound=2.0)
+    micro = _micro(gaussian, num_trials // 5)
+    yield at_most("noise-micro-batches", micro, "of the deviation by ranks", bound=0.7)
+
+
+def _find(cases: Sequence[tuple[Source, tuple[int, ...]]], num_trials: int) -> Found:
+    return {f"{s.name} {list(mix)}": (s, mix, run_trials(s, mix, num_trials)) for s, mix in cases}
+
+
+def _deviations(found: Found, suffix: str, *, plain: float, oracle: float) -> Iterator[Result]:
+    """Our deviation over that of other weights, at worst, for both parts."""
+    for part, name in enumerate(("signal", "trace")):
+        for other, bound in (("published", 1 + SAMPLING), ("plain", plain), ("oracle", oracle)):
+            ratios = {
+                case: _ratio(trials, part, _weights(other, mix, trials.own[part])[part])
+                for case, (_, mix, trials) in found.items()
+            }
+            yield at_most(f"noise-{name}-{other}{suffix}", max(ratios.values()), "of its deviation, at worst",
+                          bound=bound, **ratios)  # fmt: skip
+
+
+def _weights(other: str, mix: Sequence[int], own: Floats) -> tuple[Sequence[float], Sequence[float]]:
+    """Of the replicas' own estimates of the signal and of the trace."""
+    if other == "published":
+        return published_weights(mix)
+    same = [1 / len(mix)] * len(mix) if other == "plain" else _oracle(own)
+    return same, same
+
+
+def sources() -> tuple[Source, ...]:
+    """Gaussian, heavy-tailed, and per-sample gradients of a small network with one hidden layer."""
+    center, spread = np.linspace(-0.5, 0.5, 12), np.linspace(0.3, 2.0, 12)
+
+    def gaussian(rng: np.random.Generator, n: int) -> Floats:
+        return center + spread * rng.normal(size=(n, 12))
+
+    def student(rng: np.random.Generator, n: int) -> Floats:
+        return center + spread * rng.standard_t(5, size=(n, 12)) / np.sqrt(5 / 3)
+
+    truth = {"signal": float(center @ center), "trace": float(spread @ spread)}
+    return (
+        Source(name="gaussian", draw=gaussian, **truth),
+        Source(name="student", draw=student, **truth),
+        network(),
+    )
+
+
+def network() -> Source:
+    """Gradients of a regression with 16 hidden units on 2,000 samples, drawn with replacement."""
+    rng = np.random.default_rng(5)
+    x, w, v = rng.normal(size=(2000, 4)), 0.5 * rng.normal(size=(4, 16)), 0.5 * rng.normal(size=16)
+    y = np.sin(x @ np.array([1.0, -2.0, 0.5, 1.5])) + 0.1 * rng.normal(size=2000)
+    hidden = np.tanh(x @ w)
+    error = hidden @ v - y
+    inner = (error[:, None] * v * (1 - hidden**2))[:, None, :] * x[:, :, None]
+    gradients = np.concatenate([inner.reshape(2000, -1), error[:, None] * hidden], axis=1)
+    mean = gradients.mean(0)
+
+    def draw(rng: np.random.Generator, n: int) -> Floats:
+        return gradients[rng.integers(0, len(gradients), n)]
+
+    trace = float(((gradients - mean) ** 2).sum(1).mean())
+    return Source(name="network", draw=draw, signal=float(mean @ mean), trace=trace)
+
+
+def run_trials(source: Source, mix: Sequence[int], num_trials: int) -> Trials:
+    """Draw batches and estimate."""
+    rng, b, size = np.random.default_rng(11), np.array(mix, float), sum(mix)
+    edges = np.concatenate([[0], np.cumsum(mix)[:-1]])
+    ours, own, equal = [], [], []
+    for _ in range(num_trials):
+        sums = np.add.reduceat(source.draw(rng, size), edges, axis=0)
+        ours.append(_estimate(sums, mix))
+        squares = (sums**2).sum(1) / b**2
+        square = float((sums.sum(0) ** 2).sum()) / size**2
+        own.append(((size * square - b * squares) / (size - b), (squares - square) / (1 / b - 1 / size)))
+        equal.append(_equal_batches(sums / b[:, None], size))
+    return Trials(ours=_columns(ours), own=_columns(own), adaptdl=_columns(equal))
+
+
+def _estimate(sums: Floats, mix: Sequence[int]) -> tuple[float, float]:
+    h = sums.sum(0)
+    groups = [Group(weight=n, squared_norm=float(one @ one)) for n, one in zip(mix, sums, strict=True)]
+    reading = measure_noise([SegmentNorms(groups=groups, squared_norm=float(h @ h))], samples=sum(mix))
+    return reading.signal, reading.trace
+
+
+def _equal_batches(means: Floats, size: int) -> tuple[float, float]:
+    """AdaptDL's formula (Qiao et al., OSDI 2021), for replicas of as many samples: a plain average."""
+    n, center = len(means), means.mean(0)
+    own, whole = float((means**2).sum(1).mean()), float(center @ center)
+    return (n * whole - own) / (n - 1), (own - whole) / (n - 1) * size
+
+
+def _columns(rows: Sequence[tuple[float | Floats, float | Floats]]) -> tuple[Floats, Floats]:
+    first, second = zip(*rows, strict=True)
+    return np.array(first), np.array(second)
+
+
+def _bias(source: Source, trials: Trials) -> float:
+    """Worst of both, in standard errors."""
+    pairs = zip(trials.ours, (source.signal, source.trace), strict=True)
+    return max(abs(float(x.mean()) - truth) / (float(x.std(ddof=1)) / len(x) ** 0.5) for x, truth in pairs)
+
+
+def _ratio(trials: Trials, part: int, weights: Sequence[float]) -> float:
+    return float(trials.ours[part].std() / (trials.own[part] @ np.array(weights)).std())
+
+
+def _oracle(own: Floats) -> list[float]:
+    """Unbiased weights of least variance in these very trials: no estimate can know them beforehand."""
+    solved = np.linalg.lstsq(np.cov(own.T), np.ones(own.shape[1]), rcond=None)[0]
+    weights: list[float] = (solved / solved.sum()).tolist()
+    return weights
+
+
+def _micro(source: Source, num_trials: int) -> float:
+    """Deviation of the trace by 8 micro-batches of 2 samples over that by ranks of 4 and 12 samples."""
+    rng, fine, coarse = np.random.default_rng(3), [], []
+    for _ in range(num_trials):
+        sums = source.draw(rng, 16).reshape(8, 2, -1).sum(1)
+        fine.append(_estimate(sums, (2,) * 8)[1])
+        coarse.append(_estimate(np.stack([sums[:2].sum(0), sums[2:].sum(0)]), (4, 12))[1])
+    return float(np.std(fine) / np.std(coarse))
