@@ -28,7 +28,7 @@ class GradientSums(Protocol):
         """A backward begins."""
         ...
 
-    def settle(self, sent: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    def settle(self, sent: tuple[Tensor | None, ...]) -> tuple[Tensor | None, ...]:
         """A backward has ended; what may be sent in place of ``sent``."""
         ...
 

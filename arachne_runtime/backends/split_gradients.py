@@ -108,7 +108,7 @@ class SplitGradients:
         zero.backward_prologue()
         zero.enter_backward()
 
-    def settle(self, sent: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    def settle(self, sent: tuple[Tensor | None, ...]) -> tuple[Tensor | None, ...]:
         """A backward has ended, and with it its sums; there is no stage before this one to send to."""
         return sent
 

@@ -14,6 +14,7 @@ from ..mesh import Transport
 from ..plan.limits import PENDING_SENDS
 from ..plan.order import Communication, Inside, Reduction, Transfer
 from ..plan.schedule import Action, Work
+from .answers import Answers, Link
 from .signature import HEADER_LENGTH, MAX_TENSORS, Signature, decode, encode, gradients_of, signature_of
 
 
@@ -37,8 +38,11 @@ class Reducer(Protocol):
 class _Arrival:
     """The input of one action, on its way."""
 
-    tensors: tuple[Tensor, ...]
+    tensors: tuple[Tensor | None, ...]
+    """None: a gradient of what the next stage, on this rank, used for nothing."""
     works: list[dist.Work] = field(default_factory=list)
+    notes: dict[Link, Tensor | None] = field(default_factory=dict)
+    """Of each message of gradients, the note before it."""
 
 
 class Courier:
@@ -94,6 +98,9 @@ class Courier:
         """(receiver, stage here) that had a header."""
         self._outgoing: dict[int, Signature] = {}
         """What leaves a stage, by stage: of this rank, or of another that sends to it."""
+        self._answers = Answers(device)
+        self._there: dict[Action, tuple[bool, ...]] = {}
+        """Which gradients of those that wait to be sent are there."""
         self._played: set[Action] = set()
         self._passed: set[int] = set()
         """Blocks that the last backward has passed."""
@@ -115,8 +122,11 @@ class Courier:
                 self._receive(transfer)
                 self._early.add(index)
 
-    def take(self, action: Action) -> tuple[Tensor, ...]:
-        """The input of ``action``: received outputs, or received gradients of what was sent."""
+    def take(self, action: Action) -> tuple[Tensor | None, ...]:
+        """The input of ``action``: received outputs, or received gradients of what was sent.
+
+        None stands for the gradient of an output that the next stage used for nothing.
+        """
         self.advance()
         arrival = self._inbox.pop(action, _Arrival(()))
         assert all(i < self._next or i in self._early for i in self._receives.get(action, ())), (
@@ -126,22 +136,35 @@ class Courier:
             work.wait()
         if action.work is not Work.FORWARD:  # the gradients answer outputs, so these have arrived
             self._end_sends(Action(action.stage, Work.FORWARD, action.micro_batch))
-        return arrival.tensors
+        if not arrival.notes:
+            return arrival.tensors
+        there = self._answers.there(arrival.notes, len(arrival.tensors))
+        return tuple(tensor if had else None for tensor, had in zip(arrival.tensors, there, strict=True))
 
-    def give(self, action: Action, tensors: tuple[Tensor, ...]) -> None:
+    def give(self, action: Action, tensors: tuple[Tensor | None, ...]) -> None:
         """Send what ``action`` computed: the outputs of a forward, or gradients of what was received."""
         forward = action.work is Work.FORWARD
         if forward:
-            self._check_outputs(action, tensors)
+            self._check_outputs(action, tuple(tensor for tensor in tensors if tensor is not None))
         step = 1 if forward else -1
         if self.stays(action):
             self._inbox[Action(action.stage + step, action.work, action.micro_batch)] = _Arrival(tensors)
         elif self._unsent[action]:  # of a replica of several ranks, some send nothing
-            self._outbox[action] = tuple(tensor.detach() for tensor in tensors)
+            self._there[action] = tuple(tensor is not None for tensor in tensors)
+            self._outbox[action] = self._filled(action, tensors)
         self.advance()
         unanswered = [s for s in self._sends if self._forward_only or s.work is not Work.FORWARD]
         for source in unanswered[:-PENDING_SENDS]:
             self._end_sends(source)
+
+    def _filled(self, action: Action, tensors: tuple[Tensor | None, ...]) -> tuple[Tensor, ...]:
+        """What is sent: zeros for gradients that are not there."""
+        found = tuple(tensor.detach() for tensor in tensors if tensor is not None)
+        if len(found) == len(tensors):
+            return found
+        form = gradients_of(self._outgoing[action.stage - 1])
+        zeros = (b.zero_() for b in _buffers(form, len(self._rows[action.micro_batch]), self._device))
+        return tuple(z if t is None else t.detach() for t, z in zip(tensors, zeros, strict=True))
 
     def stays(self, action: Action) -> bool:
         """Whether the result of ``action`` goes to another stage of this rank."""
@@ -178,7 +201,8 @@ class Courier:
     def _form_is_known(self, transfer: Transfer) -> bool:
         backward = transfer.target.work is not Work.FORWARD
         if backward:
-            return transfer.target.stage in self._outgoing
+            link = (transfer.sender, transfer.source.stage)
+            return transfer.target.stage in self._outgoing and not self._answers.is_open(link)
         return (transfer.sender, transfer.source.stage) in self._known
 
     def _issue(self, index: int) -> bool:
@@ -207,6 +231,10 @@ class Courier:
             self._told.add((transfer.receiver, stage))
             header = encode(self._outgoing[stage], self._num_rows).to(self._device)
             self._post(header, transfer, self._tag(transfer.source))
+        elif transfer.source.work is not Work.FORWARD:
+            note = self._answers.note((transfer.receiver, stage), self._there[transfer.source])
+            if note is not None:
+                self._post(note, transfer, self._tag(transfer.source))
         start = self._rows[transfer.source.micro_batch].start
         for index, tensor in enumerate(tensors):
             part = tensor[transfer.rows.start - start : transfer.rows.stop - start]
@@ -214,7 +242,7 @@ class Courier:
                 self._post(part.contiguous(), transfer, self._tag(transfer.source, 1 + index))
         self._unsent[transfer.source] -= 1
         if not self._unsent[transfer.source]:
-            del self._outbox[transfer.source]
+            del self._outbox[transfer.source], self._there[transfer.source]
         return True
 
     def _post(self, tensor: Tensor, transfer: Transfer, tag: int) -> None:
@@ -232,8 +260,11 @@ class Courier:
 
     def _receive(self, transfer: Transfer) -> None:
         arrival = self._arrival(transfer)
+        if transfer.target.work is not Work.FORWARD:
+            self._receive_note(transfer, arrival)
         start = self._rows[transfer.target.micro_batch].start
         for index, tensor in enumerate(arrival.tensors):
+            assert tensor is not None
             part = tensor[transfer.rows.start - start : transfer.rows.stop - start]
             if part.numel():
                 work = self._transport.receive(part, transfer.sender, self._tag(transfer.source, 1 + index))
@@ -241,6 +272,16 @@ class Courier:
                     work.wait()
                 else:
                     arrival.works.append(work)
+
+    def _receive_note(self, transfer: Transfer, arrival: _Arrival) -> None:
+        """Which gradients are there, where the sender did not say before that all are."""
+        link = (transfer.sender, transfer.source.stage)
+        note = arrival.notes[link] = self._answers.buffer(link, len(arrival.tensors))
+        if note is not None:
+            work = self._transport.receive(note, transfer.sender, self._tag(transfer.source))
+            self._answers.expect(link, note, work)
+            if self._blocking:
+                self._answers.there({link: note}, len(arrival.tensors))
 
     def _arrival(self, transfer: Transfer) -> _Arrival:
         """The buffers for the input of an action, made at its first receive."""

@@ -97,13 +97,16 @@ class _Deferred(torch.autograd.Function):
         transposed: bool,
         deferral: Deferral,
     ) -> Tensor:
+        ctx.set_materialize_grads(False)
         ctx.save_for_backward(x, weight)
         ctx.owner, ctx.transposed, ctx.deferral = owner, transposed, deferral
         return F.linear(x, weight if transposed else weight.t(), bias)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, gradient: Tensor | None) -> tuple[Tensor | None, ...]:
+        if gradient is None:  # then the weight has none either
+            return (None,) * 7
         x, weight = ctx.saved_tensors
         ctx.deferral.owe(_Debt(ctx.owner, x, gradient, ctx.transposed))
         _, of_x, _, of_bias, *_ = ctx.needs_input_grad

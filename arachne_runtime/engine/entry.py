@@ -17,7 +17,6 @@ class Entry:
     def __init__(self, tensors: Sequence[Tensor], needs_grad: Sequence[bool]) -> None:
         """Begin a graph at ``tensors``, which must not need gradients themselves."""
         self._caught: dict[int, Tensor] = {}
-        self._forms = [(tensor.shape, tensor.dtype, tensor.device) for tensor in tensors]
         self._needs_grad = tuple(needs_grad)
         anchor = torch.zeros((), requires_grad=True)
         self.tensors = tuple(
@@ -36,13 +35,12 @@ class Entry:
         with _unsafe_preserve_version_counter(tensors):
             return cls(tensors, [tensor.requires_grad for tensor in outputs])
 
-    def gradients(self) -> tuple[Tensor, ...]:
-        """One for each tensor that needs it, after the backward; zeros for those that nothing used."""
-        return tuple(
-            self._caught.pop(index) if index in self._caught else _zeros(*self._forms[index])
-            for index, needed in enumerate(self._needs_grad)
-            if needed
-        )
+    def gradients(self) -> tuple[Tensor | None, ...]:
+        """One for each tensor that needs it, after the backward; None for those that nothing used.
+
+        They are not zeros: what made such a tensor has no gradient in one process.
+        """
+        return tuple(self._caught.pop(index, None) for index, needed in enumerate(self._needs_grad) if needed)
 
 
 class _Enter(torch.autograd.Function):
@@ -51,14 +49,12 @@ class _Enter(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, anchor: Tensor, tensor: Tensor, caught: dict[int, Tensor], index: int) -> Tensor:
         ctx.mark_dirty(tensor)
+        ctx.set_materialize_grads(False)  # a function may give no gradient, which is not one of zeros
         ctx.caught, ctx.index = caught, index
         return tensor
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[None, ...]:
-        ctx.caught[ctx.index] = gradients[0]
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[None, ...]:
+        if gradients[0] is not None:
+            ctx.caught[ctx.index] = gradients[0]
         return None, None, None, None
-
-
-def _zeros(shape: torch.Size, dtype: torch.dtype, device: torch.device) -> Tensor:
-    return torch.zeros(shape, dtype=dtype, device=device)

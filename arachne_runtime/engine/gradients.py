@@ -94,7 +94,7 @@ class Gradients:
     def enter(self) -> None:
         """A backward begins: autograd leaves its gradients with the parameters."""
 
-    def settle(self, sent: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    def settle(self, sent: tuple[Tensor | None, ...]) -> tuple[Tensor | None, ...]:
         """After a backward: take over the gradients that autograd has just made, apart from those to send.
 
         Autograd may give a parameter memory that it shares with a gradient of the input (``x + p[None]`` for
@@ -113,7 +113,9 @@ class Gradients:
         for bucket in self._all():
             bucket.adopt()
         taken = {gradient.untyped_storage().data_ptr() for gradient in fresh}
-        return tuple(t.clone() if t.untyped_storage().data_ptr() in taken else t for t in sent)
+        return tuple(
+            t.clone() if t is not None and t.untyped_storage().data_ptr() in taken else t for t in sent
+        )
 
     def passed(self, blocks: range) -> None:
         """The last backward of the step has passed ``blocks``."""

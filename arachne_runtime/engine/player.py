@@ -3,7 +3,7 @@
 from collections.abc import Collection, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -91,10 +91,11 @@ class Player:
             courier.look_ahead(following)
         taken = self._take(action)
         there = records.mark()
-        result: tuple[Tensor, ...] = ()
+        result: tuple[Tensor | None, ...] = ()
         if action.work is Work.FORWARD:
+            entered = cast(tuple[Tensor, ...], taken)  # only gradients may be missing
             with autocast(self._play.precision, self._play.device):
-                result = self._forward(action.micro_batch, taken, weight)
+                result = self._forward(action.micro_batch, entered, weight)
         elif action.work is Work.WEIGHT:
             self._weigh(action.micro_batch)
         else:
@@ -120,7 +121,7 @@ class Player:
             self._samples[micro_batch] = to_device(self._batch.rows(rows), self._play.device)
         return self._samples[micro_batch]
 
-    def _take(self, action: Action) -> tuple[Tensor, ...]:
+    def _take(self, action: Action) -> tuple[Tensor | None, ...]:
         """What the action needs from elsewhere: samples, received outputs, or received gradients."""
         if action.work is Work.FORWARD and self._play.is_first:
             return self._inputs(self.samples(action.micro_batch))
@@ -278,27 +279,37 @@ class Player:
         self.loss += weighted.detach().reshape(())
         return weighted
 
-    def _backward(self, micro_batch: int, taken: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    def _backward(self, micro_batch: int, taken: tuple[Tensor | None, ...]) -> tuple[Tensor | None, ...]:
+        """Down through the pieces; None stands for the gradient of what nothing behind it used."""
         pieces = self._held.pop(micro_batch)
-        gradients = None if self._play.is_last else taken
+        gradients: tuple[Tensor | None, ...] | None = None if self._play.is_last else taken
         if micro_batch in self._guests:
             gradients = tuple(torch.zeros_like(t) for t in pieces[-1].outputs if t.requires_grad)
         while pieces:
             piece = pieces.pop()
-            outputs = [tensor for tensor in piece.outputs if tensor.requires_grad]
-            added = [value for value in piece.added if value.requires_grad]
-            if outputs or added:
+            roots = self._roots(piece, gradients)
+            if roots:
                 if piece.deferral is not None:
                     piece.deferral.is_due = True
-                given = [self._root(loss) for loss in outputs] if gradients is None else gradients
                 self._gradients.enter()
-                torch.autograd.backward(outputs + added, [*given, *(self._root(loss) for loss in added)])
+                torch.autograd.backward([output for output, _ in roots], [given for _, given in roots])
             gradients = piece.entry.gradients()
             if piece.deferral is not None:
                 self._owing.setdefault(micro_batch, []).append((piece.blocks, piece.deferral))
             elif micro_batch == self._last:
                 self._courier.passed(piece.blocks)
         return self._gradients.settle(gradients or ())
+
+    def _roots(
+        self, piece: _Piece, gradients: tuple[Tensor | None, ...] | None
+    ) -> list[tuple[Tensor, Tensor | None]]:
+        """Where the backward of a piece begins, and with what; without ``gradients`` at the loss."""
+        outputs = [tensor for tensor in piece.outputs if tensor.requires_grad]
+        if gradients is None:
+            roots = [(loss, self._root(loss)) for loss in outputs]
+        else:
+            roots = [pair for pair in zip(outputs, gradients, strict=True) if pair[1] is not None]
+        return roots + [(value, self._root(value)) for value in piece.added if value.requires_grad]
 
     def _weigh(self, micro_batch: int) -> None:
         """The gradients of weights that the backward left out."""
