@@ -10,10 +10,10 @@ from msgspec import structs
 from torch import nn
 
 from arachne_runtime.engine import Engine, Recipe
-from arachne_runtime.engine.deferral import Deferral
 from arachne_runtime.engine.player import Player
 from arachne_runtime.errors import ModelError
 from arachne_runtime.model import ModelParts
+from arachne_runtime.model.deferral import Deferral
 from arachne_runtime.plan.plan import Pipeline, Plan, Replica, ScheduleKind, Stage
 from arachne_runtime.plan.schedule import deferred, in_flight, num_rows
 from arachne_runtime.testing import run_ranks

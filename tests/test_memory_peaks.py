@@ -8,7 +8,8 @@ from msgspec.structs import replace
 
 from arachne_runtime.plan.plan import Pipeline, Plan, Replica, ScheduleKind, Stage
 from arachne_runtime.plan.profile import WorkingBytes
-from bench.memory import CLUSTER, compared, measured_profile
+from bench.memory import CLUSTER, compared
+from bench.memory_profile import measured_profile
 from planner.cost import stage_memory
 from planner.cost.fleet import Fleet
 from planner.cost.tables import Tables
@@ -65,10 +66,13 @@ def test_less_is_predicted_only_where_more_is_known(measured):
         assert alone <= shared <= guess
 
 
-def plan_of(schedule, micro_batches, *stages):
+def plan_of(schedule, micro_batches, *stages, zero=0):
     made = tuple(
         Stage(
-            layers=layers, recompute=again, replicas=tuple(Replica(devices=(d,), share=n) for d, n in shares)
+            layers=layers,
+            recompute=again,
+            zero=zero,
+            replicas=tuple(Replica(devices=tuple(d.split()), share=n) for d, n in shares),
         )
         for layers, again, shares in stages
     )
@@ -94,3 +98,15 @@ def test_real_runs_hold_what_was_predicted():
     assert len(errors) == 5
     assert min(errors) >= 0
     assert max(errors) <= 0.10
+
+
+def test_tensor_parallel_zero_and_split_backwards_hold_what_was_predicted():
+    plans = [
+        plan_of(ScheduleKind.ONE_F_ONE_B, 2, ((0, 6), False, [("a:0 a:1", 2)])),
+        plan_of(ScheduleKind.ZERO_BUBBLE, 3, ((0, 3), False, [("a:0", 2)]), ((3, 6), False, [("b:0", 2)])),
+        plan_of(ScheduleKind.ONE_F_ONE_B, 2, ((0, 6), True, [("a:0", 1), ("b:0", 2)]), zero=1),
+    ]
+    errors = [found.error for found in compared(plans, samples=(1, 2))]
+    assert len(errors) == 6
+    assert min(errors) >= 0
+    assert max(errors) <= 0.02

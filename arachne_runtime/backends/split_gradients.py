@@ -169,13 +169,18 @@ class SplitGradients:
         return gathered
 
     def kept(self) -> Iterator[Tensor]:
-        """The states, DeepSpeed's own copy of the parameters of this part, and its gradients."""
+        """The states, DeepSpeed's own copy of the parameters of this part, its gradients, and of stage 3 its
+        part of the parameters and a buffer for sums.
+        """
         zero = self._split.zero
         yield from (
             zero.single_partition_of_fp32_groups if self._stage == 2 else zero.fp32_partitioned_groups_flat
         )
         yield from states_of(self.optimizer)
         yield from self._parts
+        if self._stage == 3:
+            yield from (p.ds_tensor for p in self._module.parameters())  # type: ignore[attr-defined]
+            yield from (b.buffer for b in zero.ipg_buckets.values() if b.buffer is not None)
 
     def close(self) -> None:
         """Let DeepSpeed go."""

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from ..model import StageModule
 from ..model.sharing import Sharing
+from ..model.vocabulary import over_shard
 from ..plan.placement import Place, holding
 from ..plan.plan import Plan
 from ..plan.schedule import Work, first_backward
@@ -17,7 +18,6 @@ from .precision import Precision
 from .recipe import Inputs, Loss, Recipe
 from .refusals import runs_once, sees_whole_batch
 from .shard_rule import ShardRule
-from .sharing import loss_over
 from .watch import Watch
 
 Context = Callable[[Any], Mapping[str, Tensor]]
@@ -67,7 +67,7 @@ class Play:
     ) -> "Play":
         """The stage at one place of a plan, trained by a recipe."""
         pipeline, mine, _ = holding(plan, place)
-        loss = loss_over(recipe.loss, sharing.tensor)
+        loss = over_shard(recipe.loss, sharing.logits)
         exact, once = not recipe.stochastic, runs_once(plan, mine)
         return cls(
             index=place.stage,

@@ -14,11 +14,11 @@ from ..data.batch import StepBatch, take_rows, to_device
 from ..errors import ModelError
 from ..measure.recorder import Records
 from ..model import extra_losses
+from ..model.deferral import Deferral
 from ..plan.records import RecordKind
 from ..plan.schedule import Action, Work
 from .compiled import uncompiled
 from .courier import Courier
-from .deferral import Deferral
 from .entry import Entry
 from .mixing import TwoRows
 from .play import Play

@@ -1,15 +1,13 @@
-"""How the stages of a rank are shared out in their replicas, and the loss over what is left apart."""
+"""How the stages of a rank are shared out in their replicas."""
 
-from typing import TYPE_CHECKING, Any
-
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from ..mesh import Mesh
 from ..model.sharing import Sharing
-from ..model.vocabulary import sharded_logits, takes_shards
+from ..model.vocabulary import takes_shards
 from ..plan.placement import holding
 from ..plan.plan import Plan
-from .recipe import Loss, Recipe
+from .recipe import Recipe
 
 if TYPE_CHECKING:
     from ..model.tensor_parallel import TensorGroup
@@ -26,19 +24,6 @@ def sharing_of(mesh: Mesh, plan: Plan, recipe: Recipe) -> tuple[Sharing, ...]:
         )
         for place in mesh.places
     )
-
-
-def loss_over(loss: Loss, tensor: "TensorGroup | None") -> Loss:
-    """The user's loss, told which words of the logits this rank has where they were left apart."""
-    shard = tensor.logits if tensor is not None else None
-    if shard is None:
-        return loss
-
-    def of_shard(output: Any, batch: Any) -> Tensor:
-        with sharded_logits(shard):
-            return loss(output, batch)
-
-    return of_shard
 
 
 def _group(mesh: Mesh, stage: int) -> "TensorGroup":

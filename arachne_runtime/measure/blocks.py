@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from torch import nn
@@ -11,10 +11,12 @@ from torch.nn.utils import get_total_norm
 from torch.utils.flop_counter import FlopCounterMode
 
 from ..errors import ModelError, UsageError
+from ..model.experts import MoE
 from ..model.parts import ModelParts
 from ..model.workload import Workload
 from ..plan.model import BlockSpec, ModelSpec, ParameterBytes
-from ..plan.profile import BlockTiming, UpdateTiming
+from ..plan.profile import BlockTiming, UpdateTiming, WorkingBytes
+from ..plan.shards import Axis
 from ..units import Bytes, Seconds
 from .kept import kept_bytes, view_bytes
 from .probe import Passes, Probe, find_probes, kinds_by_cost
@@ -91,8 +93,7 @@ class _Steps:
     def blocks(self, samples: Sequence[int], say: OnProgress) -> tuple[BlockTiming, ...]:
         """Forward and backward of a block of each kind for each number of samples."""
         asked = [(probe, count) for probe in self._probes for count in samples]
-        kept = [_kept(probe.passes(count)) for probe, count in asked]
-        working = [working_bytes(probe.passes(count)) for probe, count in asked]
+        bytes_of = [block_bytes(probe, count) for probe, count in asked]
         later = len(self._probes) * (self._effort.rounds + 1)
         found = self._in_turn(
             [partial(_both_ways, probe, count) for probe, count in asked],
@@ -105,17 +106,17 @@ class _Steps:
                 samples=count,
                 forward_s=forward_s,
                 backward_s=backward_s,
-                activation_bytes=kept_bytes,
-                working=needed,
+                activation_bytes=kept,
+                working=working,
             )
-            for (probe, count), kept_bytes, needed, (forward_s, backward_s) in zip(
-                asked, kept, working, found, strict=True
+            for (probe, count), (kept, working), (forward_s, backward_s) in zip(
+                asked, bytes_of, found, strict=True
             )
         )
 
     def updates(self, say: OnProgress) -> tuple[UpdateTiming, ...]:
         """What a step does with all parameters of one block: their norm, the optimizer; 0 s without any."""
-        updates = [update for probe in self._probes if (update := self._update(probe)) is not None]
+        updates = [u for probe in self._probes if (u := update_of(probe, self._workload)) is not None]
         found = self._in_turn(
             [update.phases for update in updates], lambda index, left: say(updates[index].kind, 0, left)
         )
@@ -139,19 +140,26 @@ class _Steps:
             works, device=self._device, together=self._together, effort=self._effort, on_batch=on_batch
         )
 
-    def _update(self, probe: Probe) -> "_Update | None":
-        parameters = [p for p in probe.stage.parameters() if p.requires_grad]
-        if not parameters:
-            return None
-        for parameter in parameters:
-            if parameter.grad is None:
-                parameter.grad = torch.zeros_like(parameter)
-            parameter.grad.normal_(std=1e-3)
-        return _Update(probe.kind, parameters, self._workload.optimizer(parameters))
+
+def block_bytes(probe: Probe, samples: int) -> tuple[Bytes, WorkingBytes]:
+    """What a block keeps from forward to backward for so many samples, and what it needs beside."""
+    return _kept(probe.passes(samples)), working_bytes(probe.passes(samples))
+
+
+def update_of(probe: Probe, workload: Workload) -> "Update | None":
+    """The end of a step for a block, with gradients made up; None without parameters that train."""
+    parameters = [p for p in probe.stage.parameters() if p.requires_grad]
+    if not parameters:
+        return None
+    for parameter in parameters:
+        if parameter.grad is None:
+            parameter.grad = torch.zeros_like(parameter)
+        parameter.grad.normal_(std=1e-3)
+    return Update(probe.kind, parameters, workload.optimizer(parameters))
 
 
 @dataclass(frozen=True, slots=True)
-class _Update:
+class Update:
     """The end of a step for the parameters of one block."""
 
     kind: str
@@ -229,6 +237,7 @@ def _model_spec(
             flops=sizes[kind].flops,
             tied_to=shared[block][0],
             tied_parameters=shared[block][1],
+            **_experts(parts, block, workload.sequence),
         )
         for block, kind in enumerate(kinds_by_cost(parts.kinds))
     )
@@ -241,6 +250,22 @@ def _model_spec(
         bytes_per_parameter=ParameterBytes(weight=weight, gradient=weight, optimizer=optimizer_bytes),
         blocks=blocks,
     )
+
+
+def _experts(parts: ModelParts, block: int, sequence: int) -> dict[str, Any]:
+    """Fields of a block that holds routed experts: how many, how large, how many of them work on a token."""
+    infos = [info for info in parts.parameters_of(block) if info.form.is_of_experts]
+    units = [s.units[0] for info in infos for s in info.splits if s.axis is Axis.EXPERT]
+    if not units:
+        return {}
+    routed, held = max(units), sum(info.numel for info in infos)
+    top_k = next((m.top_k for b, _, m in parts.modules() if b == block and isinstance(m, MoE)), 0)
+    return {
+        "experts": routed,
+        "expert_parameters": held,
+        "experts_per_token": top_k,
+        "expert_flops": 2.0 * held * top_k / routed * sequence,
+    }
 
 
 def _shared(parts: ModelParts) -> list[tuple[int | None, int]]:

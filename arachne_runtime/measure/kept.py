@@ -1,10 +1,12 @@
 """Counts the bytes that a block keeps from forward to backward: its input and what autograd saves."""
 
 from collections.abc import Callable, Iterable, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from ..model.deferral import is_distributed
 from ..units import Bytes
 
 Forward = Callable[[], tuple[Tensor, ...]]
@@ -49,7 +51,8 @@ def saved_by(forward: Forward) -> dict[int, Tensor]:
     saved: dict[int, Tensor] = {}  # held, so that no freed storage lends its address to another
 
     def save(tensor: Tensor) -> None:
-        saved[_storage(tensor)] = tensor.detach()
+        here = local(tensor.detach())
+        saved[_storage(here)] = here
 
     def restore(_: None) -> Tensor:
         raise AssertionError("a graph that was only counted cannot run backward")
@@ -62,6 +65,13 @@ def saved_by(forward: Forward) -> dict[int, Tensor]:
 def view_bytes(tensors: Iterable[Tensor]) -> Bytes:
     """Bytes of the tensors' own elements (a slice does not count its whole storage)."""
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+
+
+def local(tensor: Tensor) -> Tensor:
+    """What this rank holds of a tensor that may be distributed."""
+    found: Any = tensor
+    part: Tensor = found.to_local() if is_distributed(tensor) else tensor
+    return part
 
 
 def _storage(tensor: Tensor) -> int:

@@ -10,7 +10,9 @@ from torch.utils._pytree import tree_map_only
 
 from ..data.batch import StepBatch, as_step_batch
 from ..model.parts import ModelParts
+from ..model.sharing import ALONE, Sharing
 from ..model.stage import StageModule
+from ..model.vocabulary import over_shard
 from ..model.workload import Workload
 
 SEED = 0
@@ -79,11 +81,17 @@ class Passes:
 
 
 def find_probes(
-    parts: ModelParts, workload: Workload, samples: int, *, device: torch.device
+    parts: ModelParts,
+    workload: Workload,
+    samples: int,
+    *,
+    device: torch.device,
+    sharing: Sharing = ALONE,
 ) -> tuple[Probe, ...]:
     """One probe for each kind (see ``kinds_by_cost``), with inputs for ``samples`` samples.
 
-    Only one block of each kind is built and run to see what comes behind it.
+    Only one block of each kind is built and run to see what comes behind it. Where blocks are shared out, all
+    devices of the replica call this, and run the same passes, together.
     """
     batch = as_step_batch(workload.batch(samples))
     whole = tree_map_only(Tensor, lambda t: t.to(device), batch.rows(range(samples)))
@@ -95,7 +103,7 @@ def find_probes(
     for block, kind in enumerate(kinds_by_cost(parts.kinds)):
         is_last = block == parts.num_blocks - 1
         if kind not in probes:
-            stage = parts.stage(range(block, block + 1), device=device, seed=SEED)
+            stage = parts.stage(range(block, block + 1), device=device, seed=SEED, sharing=sharing)
             probes[kind] = Probe(
                 kind=kind,
                 block=block,
@@ -103,7 +111,7 @@ def find_probes(
                 inputs=flowing,
                 batch=batch,
                 is_first=block == 0,
-                loss=workload.loss if is_last else None,
+                loss=over_shard(workload.loss, sharing.logits) if is_last else None,
                 context_of=context_of,
             )
             if not is_last:

@@ -1,15 +1,17 @@
 """Counts what a block's backward and its optimizer step hold beside what lives anyway."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Set
+from dataclasses import dataclass
 from itertools import chain
 
 import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+from ..model.deferral import Deferral
 from ..plan.profile import WorkingBytes
 from ..units import Bytes
-from .kept import saved_by
+from .kept import local, saved_by
 from .live import counted
 from .probe import Passes
 
@@ -19,13 +21,18 @@ def working_bytes(passes: Passes) -> WorkingBytes:
     for parameter in passes.probe.stage.parameters():
         parameter.grad = None
     first, later = _backward(passes), _backward(passes)
-    loss = _loss(passes)
+    loss, owing = _loss(passes), _owing(passes)
     return WorkingBytes(
         backward=later,
         first_backward=first,
         forward=_forward(passes),
         loss=loss,
         recomputed=_recomputed(passes) - loss if loss else 0,
+        owing_backward=owing.backward,
+        owed=owing.left,
+        owed_gradients=owing.gradients,
+        paying=owing.paying,
+        first_paying=_owing(passes, first=True).paying,
     )
 
 
@@ -46,6 +53,48 @@ def _backward(passes: Passes) -> Bytes:
         passes.backward()
     passes.forget()
     return count.peak_bytes - before
+
+
+@dataclass(frozen=True, slots=True)
+class _Owing:
+    """What a backward holds, and leaves behind, that computes no gradients of weights (zero-bubble)."""
+
+    backward: Bytes
+    left: Bytes
+    gradients: Bytes
+    paying: Bytes
+
+
+def _owing(passes: Passes, *, first: bool = False) -> _Owing:
+    """All parameters have gradients before; ``first``: the weights that wait have none."""
+    deferral = Deferral()
+    with counted(passes.inputs[0].device, lambda: _held(passes)) as count:
+        with deferral:
+            passes.forward()
+        before = count.now_bytes
+        count.restart()
+        deferral.is_due = True
+        passes.backward()
+        backward = count.peak_bytes - before
+        passes.forget()
+        debts = [tuple(map(local, debt)) for debt in deferral.owed()]
+        weights = sum(tensor.nbytes for tensor in {id(w): w for w, _, _ in debts}.values())
+        left = {t.untyped_storage().data_ptr(): t.untyped_storage() for _, *ts in debts for t in ts}
+        left_bytes = sum(storage.nbytes() for storage in left.values())
+        if first:
+            _forget(passes.probe.stage.parameters(), {weight.data_ptr() for weight, _, _ in debts})
+        del debts, left
+        before = count.now_bytes
+        count.restart()
+        deferral.pay()
+    return _Owing(backward, left_bytes, weights, count.peak_bytes - before)
+
+
+def _forget(parameters: Iterable[Tensor], addresses: Set[int]) -> None:
+    """Drop the gradients of those whose memory is at some address."""
+    for parameter in parameters:
+        if parameter.data_ptr() in addresses:
+            parameter.grad = None
 
 
 def _forward(passes: Passes) -> Bytes:

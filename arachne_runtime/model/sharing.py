@@ -12,6 +12,7 @@ from .rules import Cut, Rules
 
 if TYPE_CHECKING:
     from .tensor_parallel import TensorGroup
+    from .vocabulary import Shard
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,6 +24,11 @@ class Sharing:
     """The devices of the replica; None: this one alone."""
     keeps_logits_of: int | None = None
     """The block whose logits stay apart, each rank's words for itself, since the loss takes them so."""
+
+    @property
+    def logits(self) -> "Shard | None":
+        """Which words of the logits this rank has, once its head was built and where they stay apart."""
+        return None if self.tensor is None else self.tensor.logits
 
     def part(self, value: Tensor, cut: Cut | None) -> Tensor:
         """What is here of a whole parameter."""

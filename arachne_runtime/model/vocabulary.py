@@ -70,6 +70,18 @@ def sharded_logits(shard: Shard | None) -> Iterator[None]:
         _HERE.reset(token)
 
 
+def over_shard(loss: Callable[[Any, Any], Tensor], shard: Shard | None) -> Callable[[Any, Any], Tensor]:
+    """A user's loss, told which words of the logits this rank has; None: all."""
+    if shard is None:
+        return loss
+
+    def of_shard(output: Any, batch: Any) -> Tensor:
+        with sharded_logits(shard):
+            return loss(output, batch)
+
+    return of_shard
+
+
 def vocabulary_parallel_cross_entropy(
     logits: Tensor, targets: Tensor, *, ignore_index: int = IGNORED, reduction: str = "mean"
 ) -> Tensor:

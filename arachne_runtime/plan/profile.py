@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
 from math import ceil
-from typing import Literal
+from typing import Any, Literal
 
 from ..errors import NotMeasuredError
 from ..units import Bytes, Seconds
@@ -56,6 +56,17 @@ class WorkingBytes(Document, frozen=True, kw_only=True):
     """Of what the last block keeps: that of the loss, which recomputation does not free."""
     recomputed: Bytes = 0
     """Of the last block: most that recomputation and backward hold at once beside its input and ``loss``."""
+    owing_backward: Bytes | None = None
+    """Most that a backward holds at once which leaves out gradients of weights (zero-bubble), where all have
+    gradients; None: not measured, as are the four below."""
+    owed: Bytes = 0
+    """What such a backward leaves behind for them: inputs of products, gradients of their results."""
+    owed_gradients: Bytes = 0
+    """Of the weights whose gradients it leaves out."""
+    paying: Bytes = 0
+    """Most that computing them holds at once beside ``owed``, where all have gradients."""
+    first_paying: Bytes = 0
+    """The same where these weights have none yet: those that are made are counted too."""
 
 
 class BlockTiming(Document, frozen=True, kw_only=True):
@@ -85,6 +96,9 @@ class UpdateTiming(Document, frozen=True, kw_only=True):
     update_s: Seconds
     temporary_bytes: Bytes | None = None
     """Most that the step allocates at once; None: as many bytes as the weights."""
+    parameters: int | None = None
+    """That a device holds of the block at this TP degree, those of routed experts left out; None: an even
+    part of all."""
     source: Source = Source.MEASURED
 
 
@@ -195,6 +209,11 @@ class Profile(Document, frozen=True, kw_only=True, dict=True):
         row = self._updates.get((kind, device, tp))
         return row.temporary_bytes if row else None
 
+    def held_parameters(self, kind: str, device: str, tp: int) -> int | None:
+        """Parameters of one block that a device holds, without experts, or None where that is not told."""
+        row = self._updates.get((kind, device, tp))
+        return row.parameters if row else None
+
     def step(self, device: str) -> Seconds:
         """What a step costs a device of that type beside its blocks; 0 where nobody has measured it."""
         return self._steps.get(device, 0.0)
@@ -255,9 +274,9 @@ def _between(low: BlockTiming, high: BlockTiming, samples: int) -> Cost:
     working: WorkingBytes | None = None
     if low.working is not None and high.working is not None:
         both = low.working, high.working
-        working = WorkingBytes(
-            **{name: ceil(mix(*(getattr(w, name) for w in both))) for name in WorkingBytes.__struct_fields__}
-        )
+        pairs = {name: [getattr(w, name) for w in both] for name in WorkingBytes.__struct_fields__}
+        mixed: dict[str, Any] = {n: None if None in of else ceil(mix(*of)) for n, of in pairs.items()}
+        working = WorkingBytes(**mixed)
     source = _worst((low.source, high.source, Source.INTERPOLATED))
     forward_s, backward_s = mix(low.forward_s, high.forward_s), mix(low.backward_s, high.backward_s)
     return Cost(forward_s, backward_s, kept, working, source)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
 from statistics import fmean
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from msgspec.structs import replace
 
@@ -72,9 +72,9 @@ def _mean_timing(rows: Sequence[BlockTiming]) -> BlockTiming:
 def _most_working(rows: Sequence[WorkingBytes]) -> WorkingBytes | None:
     if not rows:
         return None
-    return WorkingBytes(
-        **{name: max(getattr(row, name) for row in rows) for name in WorkingBytes.__struct_fields__}
-    )
+    fields = {name: [getattr(row, name) for row in rows] for name in WorkingBytes.__struct_fields__}
+    most: dict[str, Any] = {name: None if None in of else max(of) for name, of in fields.items()}
+    return WorkingBytes(**most)
 
 
 def _model(models: Sequence[ModelSpec]) -> ModelSpec:

@@ -32,35 +32,69 @@ class BackwardPeaks:
         tables: "Tables",
         kept: tuple[float, ...],
         working: Sequence[WorkingBytes],
+        device: str,
         tp: int,
         samples: int,
+        tile: int = 1,
     ) -> None:
         """``kept``: prefix sums over blocks, as are ``loss_bytes``; ``working``: of each block."""
         self._tables = tables
         self._kept = kept
         self._working = working
         weight = tables.model.bytes_per_parameter.gradient / tp
+        beyond = tables.beyond_prefix(device, tp)
         inputs = (0.0, *tables.output_bytes[:-1])
         self._forwards = tables.by_kind(
             [w.forward + samples * i for w, i in zip(working, inputs, strict=True)]
         )
         self._leaving = (0.0, *(float(samples * out) for out in tables.output_bytes))
         """By end of the stage: the gradient that it is given, which stays until its backward is through."""
+        self._weight = weight
         self._gradients = tuple(weight * own for own in tables.own_parameters)
+        if beyond is not None:
+            pairs = zip(self._gradients, beyond, strict=True)
+            self._gradients = tuple(even + weight * tp * more for even, more in pairs)
+        if tables.expert_parameters[-1]:
+            also = weight * tp * (1 / tile - 1 / tp)
+            pairs = zip(self._gradients, tables.expert_parameters, strict=True)
+            self._gradients = tuple(of + also * experts for of, experts in pairs)
         self.loss_bytes = tuple(accumulate((float(w.loss) for w in working), initial=0.0))
 
     @classmethod
     def both(
-        cls, tables: "Tables", kept: tuple[float, ...], working: Sequence[WorkingBytes], tp: int, samples: int
+        cls,
+        tables: "Tables",
+        kept: tuple[float, ...],
+        working: Sequence[WorkingBytes],
+        device: str,
+        tp: int,
+        samples: int,
+        tile: int = 1,
     ) -> "tuple[BackwardPeaks, BackwardPeaks]":
         """Without recomputation, and with it."""
-        usual = cls(tables, kept, working, tp, samples)
+        usual = cls(tables, kept, working, device, tp, samples, tile)
         again = tuple(k - loss for k, loss in zip(kept, usual.loss_bytes, strict=True))
         rows = [
             _recomputed(row, b - a) if row.recomputed else row
             for row, (a, b) in zip(working, pairwise(again), strict=True)
         ]
-        return usual, cls(tables, again, rows, tp, samples)
+        return usual, cls(tables, again, rows, device, tp, samples, tile)
+
+    @classmethod
+    def owing(
+        cls,
+        tables: "Tables",
+        kept: tuple[float, ...],
+        owed: tuple[float, ...],
+        working: Sequence[WorkingBytes],
+        device: str,
+        tp: int,
+        samples: int,
+    ) -> "BackwardPeaks":
+        """Of backwards that leave out gradients of weights: of each block ``owed`` stays."""
+        rows = [replace(row, backward=row.owing_backward or 0) for row in working]
+        freed = tuple(k - o for k, o in zip(kept, owed, strict=True))
+        return cls(tables, freed, rows, device, tp, samples)
 
     def forward(self, start: Bound, stop: Bound) -> Amount:
         """Beside what the stage is given, in a forward that keeps nothing."""
@@ -78,8 +112,7 @@ class BackwardPeaks:
         at_first = self._at_its_peak(self._from_first, start, stop, by_stop=False, least=2) + leaving
         shared = tables.parameters_of(start, stop) - tables.between(tables.own_parameters, start, stop)
         made = tables.at(self._gradients, stop) - tables.at(self._kept, stop)
-        weight = self._gradients[-1] / max(1, tables.own_parameters[-1])
-        return larger(at_last, at_first) + made + weight * shared
+        return larger(at_last, at_first) + made + self._weight * shared
 
     def _at_its_peak(
         self,

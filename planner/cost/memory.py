@@ -11,15 +11,24 @@ import numpy as np
 from numpy.typing import NDArray
 
 from arachne_runtime.plan.limits import PENDING_SENDS
+from arachne_runtime.plan.model import ParameterBytes
 from arachne_runtime.plan.order import REDUCTION_BYTES
 from arachne_runtime.plan.schedule import in_flight
 from arachne_runtime.units import Bytes
 
 from .amounts import Amount, Bound, larger
-from .tables import Tables
+from .played import ActionBytes
+from .tables import StageCosts, Tables
+from .tiling import Tiling
 
 GATHERED = 2
 """Blocks whose weights ZeRO-3 holds whole: the one in use and the one being gathered."""
+
+SUM_BYTES: Bytes = REDUCTION_BYTES
+"""DeepSpeed's buffer for gradients that it sums, as the runtime sets it for ZeRO-2 and 3."""
+
+PREFETCHED = 50_000_000
+"""Parameters that ZeRO-3 gathers ahead (stage3_prefetch_bucket_size, DeepSpeed 0.19.8's default)."""
 
 __all__ = ["StageMemory", "in_flight", "stage_memory", "together"]
 
@@ -55,6 +64,8 @@ class StageMemory:
     """Of the gradients: what is not there before the first backward, as no buffer for sums holds it."""
     later: Amount | None = None
     """Activations and buffers in the backwards behind the first; None: as many as in the first."""
+    by_action: ActionBytes | None = None
+    """For schedules that are played, where all was measured."""
 
     @property
     def total(self) -> Bytes:
@@ -103,22 +114,26 @@ def stage_memory(
     expert_tensor: Bound = 1,
     micro_batches: int | None = None,
     summed: bool = True,
+    apart: float = 0.0,
+    tiling: Tiling | None = None,
 ) -> StageMemory:
     """Memory of a device of a replica that takes ``samples`` and has ``held`` micro-batches in flight.
 
     ``width``: the stage's replicas, among which ZeRO divides. ``deferred``: how many more micro-batches were
     computed again (``schedule.deferred``). All but ``device``, ``tp`` and ``samples`` may be arrays.
     ``micro_batches`` of a step, and whether gradients are ``summed`` with other replicas, make it less where
-    they are known and the profile has measured bytes of backwards; ``held`` is one number then.
+    they are known and the profile has measured bytes of backwards; ``held`` is one number then. ``apart`` of
+    the gradients are parameters whose sums have buffers that these are no views of. ``tiling``: how experts
+    are shared out, and how unequally they may be loaded.
     """
     sizes = tables.model.bytes_per_parameter
-    held_of = _Parameters.of(tables, start, stop, tp, width, expert_parallel * expert_tensor)
+    held_of = _Parameters.of(tables, start, stop, device, tp, width, expert_parallel * expert_tensor)
     entering = tables.at(tables.input_bytes, start) * samples
     leaving = tables.at(tables.output_bytes, stop - 1) * samples
-    whole = tables.activations(start, stop, device, tp, samples)
+    costs = tables.costs(device, tp, samples, tiling)
+    whole = tables.between(costs.activation_bytes, start, stop)
     gradients = held_of.sharded(zero, 2) * sizes.gradient
     routed = tables.largest(tables.routed_by_kind, start, stop) * samples / tp
-    costs = tables.costs(device, tp, samples)
     measured, recomputed = costs.backward, costs.again
     loss = 0.0 if measured is None else tables.between(measured.loss_bytes, start, stop)
 
@@ -155,15 +170,92 @@ def stage_memory(
     if micro_batches is None:
         return memory
     assert isinstance(held, int)
+    if isinstance(zero, int) and zero and width > 1:
+        memory = _split(memory, held_of, zero, sizes, costs, micro_batches)
     steady = micro_batches > held
     still = held if steady else held - 1
     under_way = _under_way(start, still, micro_batches - held, received, leaving)
+    fresh = 0.0 if summed else gradients - _whole_gradients(tables, start, stop, device, tp)
     return replace(
         memory,
         buffers=SMALL_BYTES + (received if steady and start > 0 else _asked_for(start, held, 0.0, leaving)),
-        fresh=0.0 if summed else gradients,
-        later=activations(still) + under_way + SMALL_BYTES if still else 0.0,
+        fresh=fresh,
+        later=activations(still) + under_way + apart + SMALL_BYTES if still else 0.0,
+        optimizer_temporaries=memory.optimizer_temporaries + apart,
+        by_action=ActionBytes(
+            always=float(memory.weights + memory.optimizer),
+            gradients=float(gradients),
+            fresh=float(fresh),
+            kept=float((entering + loss if recompute else whole) + leaving),
+            again=float(whole - loss + between if recompute else 0.0),
+            received=float(received),
+            sent=float(leaving),
+            first=float(first),
+            later=float(backward),
+            temporaries=float(memory.optimizer_temporaries),
+            **_halves(tables, costs, start, stop, backward if recompute else -np.inf),
+        ),
     )
+
+
+def _split(
+    memory: StageMemory,
+    held_of: "_Parameters",
+    zero: int,
+    sizes: ParameterBytes,
+    costs: StageCosts,
+    micro_batches: int,
+) -> StageMemory:
+    """What DeepSpeed holds beside a part of the states: its own copy of the part's weights, and buffers."""
+    own = held_of.sharded(1, 1) * sizes.weight
+    memory = replace(
+        memory,
+        optimizer=memory.optimizer + own,
+        optimizer_temporaries=memory.optimizer_temporaries + own,  # its gradients side by side
+    )
+    if zero == 1:
+        return memory
+    whole = held_of.sharded(0, 1) * sizes.gradient
+    overhang = held_of.largest * sizes.gradient  # a part ends within a parameter, whose gradient is whole
+    summing = SUM_BYTES + min(SUM_BYTES, float(whole)) + overhang
+    adoption = memory.adoption + SUM_BYTES
+    if zero == 2 and micro_batches > 1:  # sums of this micro-batch beside those of the ones before
+        summing += memory.gradients + overhang
+    elif zero == 2:
+        adoption -= memory.gradients
+    return replace(
+        memory,
+        weights=memory.weights + _gathered(held_of, sizes) if zero == 3 else memory.weights,
+        adoption=adoption,
+        optimizer_temporaries=larger(memory.optimizer_temporaries, summing),
+    )
+
+
+def _gathered(held_of: "_Parameters", sizes: ParameterBytes) -> Amount:
+    """ZeRO-3 gathers ahead: twice there, in the message and apart; two blocks are counted already."""
+    ahead = larger(held_of.sharded(0, 1), 0.0)
+    there = min(float(ahead), PREFETCHED + GATHERED * float(held_of.largest))
+    return (2 * there - GATHERED * held_of.largest) * sizes.weight
+
+
+def _whole_gradients(tables: Tables, start: Bound, stop: Bound, device: str, tp: int) -> Amount:
+    """Of what all devices of a tensor-parallel group hold: it is summed among them, in a buffer."""
+    return tables.whole_parameters(start, stop, device, tp) * tables.model.bytes_per_parameter.gradient
+
+
+def _halves(tables: Tables, costs: StageCosts, start: Bound, stop: Bound, least: Amount) -> dict[str, float]:
+    """Of backwards in halves, where they were measured; the first half takes ``least`` at least."""
+    if costs.owing is None or costs.owed is None or costs.owed_gradients is None:
+        return {}
+    swapped = tables.between(costs.owed_gradients, start, stop) - tables.between(costs.owed, start, stop)
+    at_the_last = tables.largest(costs.last_paying, start, stop) + swapped
+    return {
+        "first_paying": float(larger(tables.largest(costs.first_paying, start, stop), at_the_last)),
+        "owed": float(tables.between(costs.owed, start, stop)),
+        "owing": float(larger(least, costs.owing.later(start, stop))),
+        "owed_gradients": float(tables.between(costs.owed_gradients, start, stop)),
+        "paying": float(tables.largest(costs.paying, start, stop)),
+    }
 
 
 def _between(tables: Tables, start: Bound, stop: Bound, samples: int, gradients: Amount) -> Amount:
@@ -207,7 +299,7 @@ class _Parameters:
 
     @classmethod
     def of(
-        cls, tables: Tables, start: Bound, stop: Bound, tp: int, width: Bound, tile: Bound
+        cls, tables: Tables, start: Bound, stop: Bound, device: str, tp: int, width: Bound, tile: Bound
     ) -> "_Parameters":
         """A tensor-parallel group divides all but the experts, a tile of experts (EP x ETP) divides those."""
         experts = tables.between(tables.expert_parameters, start, stop)
@@ -215,7 +307,8 @@ class _Parameters:
         own = tables.largest(tables.dense_by_kind, start, stop)
         routed = tables.largest(tables.experts_by_kind, start, stop)
         sharers = larger(1, width * tp / tile)
-        return cls(dense / tp, experts / tile, width, sharers, own / tp + routed / tile)
+        part = dense / tp + tables.beyond_even(start, stop, device, tp)
+        return cls(part, experts / tile, width, sharers, own / tp + routed / tile)
 
     def sharded(self, zero: Bound, level: int) -> Amount:
         """What is left of them on a device where ZeRO divides from ``level`` on."""

@@ -7,7 +7,7 @@ import msgspec
 
 from arachne_runtime.errors import NoFeasiblePlanError
 from arachne_runtime.plan.plan import Pipeline, Plan, Predicted, ScheduleKind, Stage
-from arachne_runtime.plan.schedule import deferred, in_flight
+from arachne_runtime.plan.schedule import deferred, in_flight, row_actions
 from arachne_runtime.units import HOUR_S, Bytes, Seconds
 
 from .actors import (
@@ -22,11 +22,13 @@ from .actors import (
 )
 from .detail import Run, explain
 from .estimate import Estimate, Infeasible, Price
-from .memory import StageMemory, stage_memory, together
+from .memory import SMALL_BYTES, StageMemory, stage_memory, together
 from .money import devices_per_hour, traffic_price
+from .played import played_peak
 from .simulate import Played, Stages, play
 from .sync import commit_seconds, reduce, reductions_of, rows_of
 from .tables import Tables
+from .tiling import tiling_of
 from .zero import ZeroTraffic
 
 if TYPE_CHECKING:  # a request makes its tables, so it imports this package
@@ -140,13 +142,13 @@ def peaks_of(plan: Plan, seats: Seats, tables: Tables) -> tuple[dict[str, Bytes]
     for p, (pipeline, seated, n) in enumerate(zip(plan.pipelines, seats, rows_of(plan), strict=True)):
         for row in range(n):
             for r, seat in enumerate(seated[row]):
-                parts = []
+                parts: list[StageMemory] = []
                 for s in range(row, len(seated), n):
                     key = _what_memory_depends_on(pipeline, s, seated[s][r], n)
                     if key not in known:
                         known[key] = _memory(plan, pipeline, s, seated[s][r], n, tables)
                     parts.append(known[key])
-                peak = together(parts) + seat.node.device.reserve_bytes
+                peak = _peak(plan, pipeline, row, n, parts) + seat.node.device.reserve_bytes
                 peaks.update(dict.fromkeys(seat.replica.devices, peak))
                 over = peak - seat.node.memory_bytes
                 if over > 0 and (worst is None or over > worst.over_bytes):
@@ -160,12 +162,47 @@ def peaks_of(plan: Plan, seats: Seats, tables: Tables) -> tuple[dict[str, Bytes]
     return peaks, worst
 
 
+def _peak(plan: Plan, pipeline: Pipeline, row: int, rows: int, parts: list[StageMemory]) -> Bytes:
+    """Of a device that holds these stages: by formulas, or played where its schedule is none of theirs."""
+    depth = len(pipeline.stages)
+    found = {row + k * rows: m.by_action for k, m in enumerate(parts) if m.by_action is not None}
+    halves = plan.schedule is ScheduleKind.ZERO_BUBBLE
+    owing = all(of.owed is not None for of in found.values())
+    if len(found) < len(parts) or not (len(parts) > 1 or (halves and owing)):
+        return together(parts)
+    if rows == 1:  # what leaves a stage is what enters the next, in the same memory
+        found = {stage: of.within() for stage, of in found.items()}
+    actions = row_actions(plan.schedule, row, rows, depth, pipeline.micro_batches)
+    return int(played_peak(found, actions, depth) + SMALL_BYTES) + 1
+
+
 def _what_memory_depends_on(pipeline: Pipeline, s: int, seat: Seat, rows: int) -> tuple[object, ...]:
     """Alike devices are looked at once."""
     stage, replica = pipeline.stages[s], seat.replica
     held = s, len(pipeline.stages), rows, pipeline.micro_batches
     sharing = stage.recompute, stage.zero, len(stage.replicas), stage.expert_parallel, stage.expert_tensor
     return stage.layers, held, sharing, seat.node.device.name, len(replica.devices), replica.share
+
+
+def _apart(plan: Plan, stage: Stage, seat: Seat, tables: Tables) -> Bytes:
+    """Gradients beside the buffers of their sums: of what replicas of a higher degree hold in smaller parts.
+
+    A sum is of one such part, so the gradient of the whole is no view of its buffer.
+    """
+    device, blocks = seat.node.device.name, set(stage.blocks)
+    if tables.costs(device, seat.tp, seat.replica.share).backward is None:
+        return 0  # then the gradients in buffers are an estimate, too
+    degrees: dict[int, int] = {}
+    for other in (s for pipeline in plan.pipelines for s in pipeline.stages):
+        most = max(len(replica.devices) for replica in other.replicas)
+        degrees.update((b, max(most, degrees.get(b, 1))) for b in blocks.intersection(other.blocks))
+    found = 0.0
+    for block, degree in degrees.items():
+        if degree > seat.tp:
+            spec = tables.model.blocks[block]
+            whole = float(tables.whole_parameters(block, block + 1, device, degree))
+            found += max(0.0, spec.parameters - spec.expert_parameters - whole) / seat.tp
+    return int(found * tables.model.bytes_per_parameter.gradient)
 
 
 def _memory(plan: Plan, pipeline: Pipeline, s: int, seat: Seat, rows: int, tables: Tables) -> StageMemory:
@@ -187,4 +224,6 @@ def _memory(plan: Plan, pipeline: Pipeline, s: int, seat: Seat, rows: int, table
         expert_tensor=stage.expert_tensor,
         micro_batches=count,
         summed=len(plan.pipelines) > 1 or len(stage.replicas) > 1,
+        apart=_apart(plan, stage, seat, tables),
+        tiling=tiling_of(stage, seat.replica),
     )

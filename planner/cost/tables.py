@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from arachne_runtime.errors import NotMeasuredError
 from arachne_runtime.plan.model import BlockSpec, ModelSpec
-from arachne_runtime.plan.profile import Profile, TpCommunication
+from arachne_runtime.plan.profile import Profile, TpCommunication, WorkingBytes
 from arachne_runtime.units import GB, Seconds
 
 from ..catalog import DeviceType, collectives
@@ -24,6 +24,7 @@ from .amounts import Amount, Bound, larger
 from .backward import BackwardPeaks
 from .fleet import Fleet
 from .links import Link
+from .tiling import WHOLE_EXPERTS, Tiling
 
 UPDATE_PASSES = 3.0
 """How often an unfused Adam step walks over weight, gradient and moments, where no step was measured.
@@ -51,6 +52,18 @@ class StageCosts:
     """None where bytes of backwards were not measured of every kind of block."""
     again: BackwardPeaks | None
     """The same with recomputation, where what the loss keeps is not among what is kept."""
+    owing: BackwardPeaks | None = None
+    """Of backwards that leave out gradients of weights; None where they were not measured."""
+    owed: tuple[float, ...] | None = None
+    """Bytes that such a backward leaves behind, prefix sums as above."""
+    owed_gradients: tuple[float, ...] | None = None
+    """Bytes of the weights whose gradients it leaves out, prefix sums too."""
+    paying: tuple[float, ...] = ()
+    """Most that computing these gradients holds beside what is owed, by kind of block."""
+    first_paying: tuple[float, ...] = ()
+    """The same of the first of them, those that are made counted."""
+    last_paying: tuple[float, ...] = ()
+    """The same in a stage where this block comes last, beside its gradients and what was owed for all."""
 
 
 class Tables:
@@ -74,9 +87,10 @@ class Tables:
         self.input_bytes = (model.blocks[0].activation_bytes, *(b.output_bytes for b in model.blocks[:-1]))
         """Bytes a sample that enter each block; the first block's input is within its activations."""
         self.output_bytes = tuple(b.output_bytes for b in model.blocks)
-        self._costs: dict[tuple[str, int, int], StageCosts] = {}
+        self._costs: dict[tuple[str, int, int, Tiling], StageCosts] = {}
         self._updates: dict[tuple[str, int], tuple[Seconds, ...]] = {}
         self._temporary: dict[tuple[str, int], tuple[float, ...] | None] = {}
+        self._beyond: dict[tuple[str, int], tuple[float, ...] | None] = {}
         self._largest_kept: dict[tuple[str, int, int], tuple[float, ...]] = {}
         self.dense_by_kind = self.by_kind([b.parameters - b.expert_parameters for b in model.blocks])
         self.experts_by_kind = self.by_kind([b.expert_parameters for b in model.blocks])
@@ -85,15 +99,16 @@ class Tables:
         self._arrays: dict[int, tuple[tuple[float, ...], NDArray[np.float64]]] = {}
         """Arrays of the values above by their identity, which the values beside each keep alive."""
 
-    def costs(self, device: str, tp: int, samples: int) -> StageCosts:
+    def costs(self, device: str, tp: int, samples: int, tiling: "Tiling | None" = None) -> StageCosts:
         """Prefix sums for a replica of ``tp`` devices that takes ``samples`` of a micro-batch.
 
-        NotMeasuredError where the profile does not reach.
+        With a ``tiling`` bytes are those of a device that shares experts out. NotMeasuredError where the
+        profile does not reach.
         """
-        key = (device, tp, samples)
+        key = (device, tp, samples, tiling or WHOLE_EXPERTS)
         found = self._costs.get(key)
         if found is None:
-            found = self._costs[key] = self._sum_costs(device, tp, samples)
+            found = self._costs[key] = self._sum_costs(*key)
         return found
 
     def stage_seconds(
@@ -143,6 +158,32 @@ class Tables:
         for tie in self.ties:
             held = held + tie.parameters * _holds(tie, start, stop)
         return held
+
+    def beyond_even(self, start: Bound, stop: Bound, device: str, tp: int) -> Amount:
+        """Parameters that a device of a tensor-parallel group holds beyond an even part, experts left out.
+
+        Norms, biases and what else the group does not divide; 0 where the profile does not tell.
+        """
+        prefix = self.beyond_prefix(device, tp)
+        return 0.0 if prefix is None else self.between(prefix, start, stop)
+
+    def beyond_prefix(self, device: str, tp: int) -> tuple[float, ...] | None:
+        """The same before each boundary; None where the profile does not tell."""
+        key = (device, tp)
+        if key not in self._beyond:
+            blocks = self.model.blocks
+            held = [self.profile.held_parameters(b.kind, device, tp) for b in blocks]
+            told = [
+                mine - (b.parameters - b.expert_parameters) / tp
+                for b, mine in zip(blocks, held, strict=True)
+                if mine is not None
+            ]
+            self._beyond[key] = _prefix(told) if len(told) == len(blocks) else None
+        return self._beyond[key]
+
+    def whole_parameters(self, start: Bound, stop: Bound, device: str, tp: int) -> Amount:
+        """Parameters that every device of a tensor-parallel group holds, experts left out."""
+        return self.beyond_even(start, stop, device, tp) * tp / (tp - 1) if tp > 1 else 0.0
 
     def between(self, prefix: tuple[float, ...], start: Bound, stop: Bound) -> Amount:
         """Sum over blocks ``start..stop-1`` of what ``prefix`` sums up."""
@@ -212,7 +253,7 @@ class Tables:
     def _kinds(self) -> tuple[str, ...]:
         return tuple(dict.fromkeys(b.kind for b in self.model.blocks))
 
-    def _sum_costs(self, device: str, tp: int, samples: int) -> StageCosts:
+    def _sum_costs(self, device: str, tp: int, samples: int, tiling: Tiling) -> StageCosts:
         by_kind = {kind: self.profile.block(kind, device, tp, samples) for kind in self._kinds}
         extra = self._tp_communication(device, tp, samples)
         blocks = self.model.blocks
@@ -222,16 +263,43 @@ class Tables:
             for i, row in enumerate(rows)
         )
         working = [row.working for row in rows if row.working is not None]
+        known = len(working) == len(rows)
+        if known and tiling != WHOLE_EXPERTS:
+            routed = [size * samples / tp for size in self.routed_bytes]
+            rows_of = [b.experts_per_token * self.model.sequence * samples / tp for b in blocks]
+            of_blocks = [b - a for a, b in pairwise(kept)]
+            kept = _prefix(tiling.kept(*of) for of in zip(of_blocks, routed, rows_of, strict=True))
+            sizes = [b.expert_parameters * self.model.bytes_per_parameter.gradient for b in blocks]
+            working = [tiling.working(*of) for of in zip(working, routed, sizes, strict=True)]
         return StageCosts(
             _prefix(row.forward_s + extra(i) for i, row in enumerate(rows)),
             _prefix(row.backward_s + extra(i) for i, row in enumerate(rows)),
             kept,
             *(
-                BackwardPeaks.both(self, kept, working, tp, samples)
-                if len(working) == len(rows)
+                BackwardPeaks.both(self, kept, working, device, tp, samples, tiling.tile)
+                if known
                 else (None, None)
             ),
+            **(self._in_halves(kept, working, device, tp, samples) if known else {}),
         )
+
+    def _in_halves(
+        self, kept: tuple[float, ...], working: Sequence[WorkingBytes], device: str, tp: int, samples: int
+    ) -> dict[str, Any]:
+        """What backwards in halves need, where that was measured."""
+        if any(row.owing_backward is None for row in working):
+            return {}
+        owed = _prefix(float(row.owed) for row in working)
+        return {
+            "owing": BackwardPeaks.owing(self, kept, owed, working, device, tp, samples),
+            "owed": owed,
+            "owed_gradients": _prefix(float(row.owed_gradients) for row in working),
+            "paying": self.by_kind([float(row.paying) for row in working]),
+            "first_paying": self.by_kind([float(row.first_paying) for row in working]),
+            "last_paying": self.by_kind(
+                [float(row.first_paying - row.owed_gradients + row.owed) for row in working]
+            ),
+        }
 
     def _kept(self, block: int, tp: int, samples: int) -> float:
         """The model's figure: a tensor-parallel group shards what a block keeps, but not its input.

@@ -4,7 +4,7 @@ Products with a weight (``F.linear``, ``x @ w``, ``addmm``) are found where they
 runs forward. All else (norms, biases, embeddings, convolutions) stays in the first half of the backward.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -77,6 +77,10 @@ class Deferral(TorchFunctionMode):
             )
         self._debts.append(debt)
 
+    def owed(self) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+        """Of each gradient that was left out: the weight, the product's input, the gradient of its result."""
+        return ((debt.weight, debt.x, debt.gradient) for debt in self._debts)
+
     def pay(self) -> None:
         """Add every gradient that was left out, and forget what it took."""
         while self._debts:
@@ -126,12 +130,12 @@ def _is_trained_matrix(product: _Product) -> bool:
     weight, x = product.weight, product.x
     if not isinstance(weight, Tensor) or not weight.requires_grad or weight.dim() != 2 or x.dim() < 2:
         return False
-    if _is_distributed(weight):
-        return _is_distributed(x)
+    if is_distributed(weight):
+        return is_distributed(x)
     return type(weight) is nn.Parameter and type(x) in (Tensor, nn.Parameter)
 
 
-def _is_distributed(tensor: Tensor) -> bool:
+def is_distributed(tensor: Tensor) -> bool:
     """By its attribute, as torch's DTensor is not imported where nothing is shared out."""
     return hasattr(tensor, "device_mesh")
 
