@@ -17,9 +17,11 @@ Draw: TypeAlias = Callable[[np.random.Generator, int], Floats]
 """(generator, samples) → gradients of that many samples (samples, parameters)."""
 
 MIXES = ((3, 13), (1, 2, 4, 8), (2, 4, 10, 48), (4, 4, 4, 4), (1, 1, 2, 2, 4, 8, 16, 30))
-"""Samples of each replica, for Gaussian gradients."""
+"""Samples of each replica."""
 LARGE_MIXES = ((24, 104), (8, 16, 32, 64), (16, 32, 80, 384), (32, 32, 32, 32), (8, 8, 16, 16, 32, 64, 128))
-"""For all gradients: sums of eight samples and more are nearly Gaussian, whatever the samples are."""
+LARGEST_MIXES = ((96, 416), (32, 64, 128, 256), (64, 64, 64, 64), (32, 32, 64, 64, 128))
+"""Sums of so many samples are nearly Gaussian: from 8 on for Student-t with 5 degrees of freedom, from 32 on
+for gradients of the network."""
 SAMPLING = 0.01
 """Error of the ratio of two deviations estimated from the same trials; equal ones differ by less."""
 
@@ -48,16 +50,18 @@ Found: TypeAlias = dict[str, tuple[Source, tuple[int, ...], Trials]]
 
 def noise_results(quick: bool) -> Iterator[Result]:
     """Bias, deviation against three others in every mix, what tails cost, what micro-batches are worth."""
-    gaussian, *heavy = sources()
+    gaussian, student, net = sources()
     num_trials = 5000 if quick else 20_000
-    sure = _find(
-        [(gaussian, mix) for mix in MIXES] + [(s, mix) for s in heavy for mix in LARGE_MIXES], num_trials
+    sums = (gaussian, MIXES), (student, LARGE_MIXES), (net, LARGEST_MIXES)
+    few = (student, MIXES), (net, MIXES + LARGE_MIXES)
+    sure, tails = (
+        _find([(source, mix) for source, mixes in cases for mix in mixes], num_trials)
+        for cases in (sums, few)
     )
-    tiny = _find([(s, mix) for s in heavy for mix in MIXES], num_trials)
-    biases = {name: _bias(source, trials) for name, (source, _, trials) in (sure | tiny).items()}
+    biases = {name: _bias(source, trials) for name, (source, _, trials) in (sure | tails).items()}
     yield at_most("noise-bias", max(biases.values()), "standard errors, at worst", bound=4.0, **biases)
     yield from _deviations(sure, "", plain=1 + SAMPLING, oracle=1.03)
-    yield from _deviations(tiny, "-tails-of-single-samples", plain=1.25, oracle=1.6)
+    yield from _deviations(tails, "-few-samples-with-tails", plain=1.25, oracle=1.6)
     source, _, trials = sure["gaussian [2, 4, 10, 48]"]
     high = float(trials.adaptdl[1].mean()) / source.trace
     yield at_least("noise-adaptdl-trace", high, "times the truth, b=[2, 4, 10, 48]", bound=2.0)

@@ -27,11 +27,11 @@ class Cluster:
         backward = [self._about(one.backward.at(b)) if b else 0.0 for one, b in pairs]
         ready = [self._about_fractions() for _ in pairs]
         issued = [[a + f * p for f in one] for a, p, one in zip(outside, backward, ready, strict=True)]
-        end, ends = 0.0, []
+        end, seconds = 0.0, []
         for k, reduce_s in enumerate(self.model.reduce_s):
-            end = max(end, *(one[k] for one in issued)) + self._about(reduce_s)
-            ends.append(end)
-        waits = [tuple(e - t for e, t in zip(ends, one, strict=True)) for one in issued]
+            before, end = end, max(end, *(one[k] for one in issued)) + self._about(reduce_s)
+            seconds.append([end - max(one[k], before) for one in issued])
+        waits = map(tuple, zip(*seconds, strict=True))
         return [
             Reading(samples=b, outside_s=a, backward_s=p, ready=f, reduce_s=r)
             for b, a, p, f, r in zip(shares, outside, backward, ready, waits, strict=True)

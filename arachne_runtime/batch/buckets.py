@@ -30,7 +30,8 @@ class Reading:
     ready: tuple[float, ...]
     """For each bucket, as they are issued, the fraction of the backward at which it was complete."""
     reduce_s: tuple[Seconds, ...]
-    """For each bucket the seconds from its issue to its end as seen here, with waits for slower replicas."""
+    """For each bucket the seconds to its end since its issue, or since the end of the one before if that came
+    later; as seen here, with waits for slower replicas."""
 
 
 def check_readings(readings: Sequence[Reading], num_replicas: int) -> None:
@@ -65,8 +66,9 @@ class BucketFits:
         backward_s = np.array([one.backward_s for one in readings])
         took = np.array([bool(one.samples) for one in readings]) & (backward_s > 0)
         self._learn_ready(ready, took[:, None])
-        reduce_s = np.array([one.reduce_s for one in readings])
-        self._reductions.append(_reductions_alone(ready * backward_s[:, None], reduce_s))
+        self._reductions.append(
+            [min(seconds) for seconds in zip(*(one.reduce_s for one in readings), strict=True)]
+        )
 
     @property
     def ready(self) -> tuple[float, ...]:
@@ -97,16 +99,3 @@ def _weighted_mean(values: Sequence[float], weights: Sequence[float]) -> float:
     """1 where nothing has weight: a bucket that nobody computed for is complete at the end."""
     whole = math.fsum(weights)
     return math.fsum(w * x for w, x in zip(weights, values, strict=True)) / whole if whole else 1.0
-
-
-def _reductions_alone(issued: Floats, reduce_s: Floats) -> list[Seconds]:
-    """Each bucket's seconds from its issue or its predecessor's end, the later one, to its own end.
-
-    Both arrays are (replicas, buckets), on each replica's own clock; the answer is of whoever waited least.
-    """
-    ends = issued + reduce_s
-    before, found = np.zeros(len(ends)), []
-    for k in range(ends.shape[1]):
-        found.append(max(0.0, float(np.min(ends[:, k] - np.maximum(issued[:, k], before)))))
-        before = np.maximum(before, ends[:, k])
-    return found
