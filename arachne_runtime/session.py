@@ -368,9 +368,18 @@ def _refuse_world(plan: Plan | None, world_size: int) -> None:
         )
 
 
+def _device_of(asked: torch.device | str) -> torch.device:
+    try:
+        return torch.device(asked)
+    except RuntimeError:
+        raise UsageError(
+            f"device={asked!r} is no device of torch; give 'cpu' or 'cuda:0', or leave it out"
+        ) from None
+
+
 def _choose_device(asked: torch.device | str | None, plan: Plan | None, rank: int) -> torch.device:
     if asked is not None:
-        return torch.device(asked)
+        return _device_of(asked)
     if not torch.cuda.is_available():
         return torch.device("cpu")
     name = rank_order(plan)[rank] if plan else LONE_DEVICE

@@ -32,7 +32,7 @@ MOST_OPTIONS = 8
 
 def arachne(*arguments: object) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "launch", *map(str, arguments)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100)
     assert "Traceback" not in done.stderr
     return done
 
@@ -113,7 +113,7 @@ def test_wrong_usage_is_2(arguments):
 def test_what_cannot_be_written_is_5_without_a_traceback(tmp_path):
     command = [sys.executable, "-m", "launch", "check", str(written(tmp_path, PLAN))]
     with Path("/dev/full").open("w") as full:
-        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60)
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=100)
     assert (done.returncode, done.stderr) == (5, "arachne: [Errno 28] No space left on device\n")
 
 

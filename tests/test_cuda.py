@@ -8,7 +8,7 @@ import torch
 import arachne_runtime as arachne
 from arachne_runtime.plan.plan import Pipeline, Plan, Replica, Stage
 from arachne_runtime.testing import run_ranks
-from launch.torchrun import free_port
+from launch.agent import free_port
 from tests.models import GPT, next_token_loss
 
 GPUS = torch.cuda.device_count()

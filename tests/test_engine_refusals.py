@@ -133,6 +133,13 @@ def test_random_numbers_that_no_module_announces_are_found_in_the_first_step():
     assert caught.value.__notes__ == ["rank 0 (a:0), stage 0 of pipeline 0, at 0F0, in step 0"]
 
 
+def test_a_block_that_fails_is_named_with_what_it_was_called_with():
+    found = engine(model=lambda: nn.Sequential(nn.Linear(3, 3), nn.Linear(4, 3)))
+    with pytest.raises(RuntimeError, match="shapes cannot be multiplied") as caught:
+        found.step(batch())
+    assert caught.value.__notes__[0] == "in block 1 (Linear), called with (4, 3) float32"
+
+
 def test_stochastic_waives_the_invariance():
     model = lambda: nn.Sequential(nn.Linear(3, 3), nn.Dropout(0.5))  # noqa: E731
     assert engine(model=model, stochastic=True).step(batch()).is_finite
@@ -157,8 +164,12 @@ def test_a_function_that_returns_no_optimizer_is_refused(made):
 @pytest.mark.parametrize(
     ("argument", "value", "told"),
     [
-        ("optimizer", torch.optim.SGD([torch.zeros(1)], lr=1.0), "optimizer=a SGD is no function"),
-        ("loss", None, "loss=null is no function"),
+        (
+            "optimizer",
+            torch.optim.SGD([torch.zeros(1)], lr=1.0),
+            r"optimizer=a SGD is no function; give .*: lambda p: torch\.optim\.AdamW",
+        ),
+        ("loss", None, "loss=null is no function; give the mean over its samples"),
         ("num_items", 5, "num_items=5 is no function"),
         ("clip_norm", "1.0", "clip_norm='1.0' is no norm; give a number above 0"),
         ("clip_norm", 0, "clip_norm=0 is no norm"),

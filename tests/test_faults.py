@@ -17,11 +17,12 @@ from arachne_runtime.errors import WorkerFailedError
 from arachne_runtime.plan.files import write
 from arachne_runtime.plan.plan import Pipeline, Plan, Replica, Stage
 from arachne_runtime.testing import run_ranks
-from launch.torchrun import free_port, run_plan
+from launch.agent import free_port
+from launch.torchrun import run_plan
 
 WIDTH, ROWS = 3, 8
-SECONDS = 10.0
-"""Until the last rank has ended (collectives wait 600 s). Measured: below 1 s, on a busy machine."""
+SECONDS = 60.0
+"""Until the last rank has ended; collectives wait 600 s. Measured: below 2 s, 12 s with 40 processes a core."""
 
 
 def stage(layers, *devices):
@@ -119,7 +120,7 @@ FAULTS = {
     "memory": (
         Fault(block=out_of_memory),
         1,
-        r"OutOfMemoryError: CUDA out of memory.*\[rank 1 \(a:1\), stage 1 .*1F2",
+        r"OutOfMemoryError: CUDA out of memory.*\[in block 1 \(Block\), .* rank 1 \(a:1\), stage 1 .*1F2",
     ),
     "loss": (
         Fault(loss=not_reduced),
@@ -153,7 +154,7 @@ def test_all_ranks_end_soon_after_one_and_that_one_says_why(name):
     assert re.search(told, found[rank][0]), found[rank][0]
     for words, seconds in found:
         assert words != "fine"
-        assert "[rank " in words
+        assert re.search(r"\[(in block \d .*)?rank \d", words), words
         assert seconds < SECONDS
 
 

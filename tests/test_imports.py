@@ -28,7 +28,7 @@ def loads(statement: str, module: str) -> bool:
     """Whether ``statement``, alone in a fresh interpreter, has loaded ``module``."""
     code = f"import sys\n{statement}\nprint({module!r} in sys.modules)"
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=100
     )
     return {"True": True, "False": False}[done.stdout.split()[-1]]
 
@@ -77,7 +77,7 @@ def verdicts(tree: Path) -> dict[str, str]:
         capture_output=True,
         text=True,
         check=True,
-        timeout=60,
+        timeout=100,
     )
     return dict(re.findall(r"^(.+) (KEPT|BROKEN)", done.stdout, re.MULTILINE))
 

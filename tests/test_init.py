@@ -185,28 +185,28 @@ def copied_small_linear() -> nn.Module:
     [
         (
             lambda: nn.Sequential(Scale()),
-            r"nothing initialises blocks.0.scale of Scale: .*no reset_parameters\(\)",
+            r"nothing initialises scale of block 0 \(Scale\): .*no reset_parameters\(\)",
         ),
         (
             lambda: nn.Sequential(nn.Sequential(nn.Linear(2, 2), Scale())),
-            r"nothing initialises blocks.0.1.scale",
+            r"nothing initialises 1.scale of block 0 \(Sequential\)",
         ),
         (
             lambda: nn.Sequential(SmallLinear()),
-            r"blocks.0.weight \(SmallLinear.weight\): a constructor of the model",
+            r"weight of block 0 \(SmallLinear\), SmallLinear.weight: a constructor of the model",
         ),
         (
             lambda: nn.Sequential(OtherLinear()),
-            r"blocks.0.weight \(OtherLinear.weight\): a constructor of the model",
+            r"weight of block 0 \(OtherLinear\), OtherLinear.weight: a constructor of the model",
         ),
         (
             lambda: nn.Sequential(Residual()),
-            r"blocks.0.proj.weight \(Linear.weight\): a constructor of the model",
+            r"proj.weight of block 0 \(Residual\), Linear.weight: a constructor of the model",
         ),
-        (Applies, r"blocks.0.weight \(Linear.weight\): .*would be lost; say how with pipelined"),
+        (Applies, r"weight of block 0 \(Linear\), Linear.weight: .*would be lost; say how with pipelined"),
         (
             copied_small_linear,
-            r"blocks.0.weight \(SmallLinear.weight\): a constructor of the model changes it",
+            r"weight of block 0 \(SmallLinear\), SmallLinear.weight: a constructor of the model changes it",
         ),
     ],
 )
@@ -262,7 +262,7 @@ def test_init_is_the_way_out_and_knows_the_block() -> None:
 
 def test_init_that_leaves_a_parameter_out_is_refused() -> None:
     parts = ModelParts.of(with_init(lambda module, block: None))
-    with pytest.raises(ModelError, match=r"nothing initialises blocks\.2.scale.scale of Scale, Linear"):
+    with pytest.raises(ModelError, match=r"nothing initialises scale.scale of block 2 \(Scale, Linear\)"):
         parts.stage(range(1, 3), device=CPU, seed=0)
 
 

@@ -22,22 +22,24 @@ ARACHNE = [sys.executable, "-m", "launch"]
 
 
 def start(*words: str, **options) -> subprocess.Popen[str]:
+    """A lab to which no signal is ignored: what started the tests may do so (nohup, a shell's ``&``)."""
     environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    return subprocess.Popen([*ARACHNE, "lab", *words], env=environment, **{**pipes, **options})
+    words = ("env", "--default-signal", *ARACHNE, "lab", *words)
+    return subprocess.Popen(words, env=environment, **{**pipes, **options})
 
 
 def test_the_command_runs_once_in_the_lab_and_its_exit_code_is_the_labs(tmp_path):
     words = [sys.executable, "-c", f"import os; print(os.environ['{LAB_VARIABLE}'], flush=True); os._exit(6)"]
     process = start(str(write_lab(tmp_path)), "--", *words)
-    out, err = process.communicate(timeout=30)
+    out, err = process.communicate(timeout=100)
     assert process.returncode == 6
     assert len(out.splitlines()) == 1
     assert not Path(out.strip()).exists()
     assert "lab: small:1 right: 0.2 of a core" in err
     assert "lab: shares: by" in err
     process = start(str(write_lab(tmp_path)), "--", str(tmp_path / "missing"))
-    assert "No such file" in process.communicate(timeout=30)[1]
+    assert "No such file" in process.communicate(timeout=100)[1]
     assert process.returncode == 2
 
 
@@ -99,7 +101,7 @@ def test_a_plan_for_other_shares_is_warned_of_with_both(tmp_path):
         plan = Plan(model="tiny", global_batch=1, sequence=1, pipelines=(pipeline,), made_by=made_by)
         files.write(plan, tmp_path / "plan.json")
         process = start(str(write_lab(tmp_path)), "--", *words)
-        err = process.communicate(timeout=60)[1]
+        err = process.communicate(timeout=100)[1]
         assert process.returncode == 0
         assert (f"big was planned for as {planned}, but is cpu-0.8 in this lab" in err) is warned
 
@@ -116,7 +118,7 @@ def test_a_signal_ends_command_and_lab(tmp_path, number):
     process = start(str(write_lab(tmp_path)), "--", *SLEEP)
     state = Path(process.stdout.readline().strip())
     process.send_signal(number)
-    process.communicate(timeout=20)
+    process.communicate(timeout=100)
     assert process.returncode == 128 + number
     assert not state.parent.exists()
 
@@ -125,7 +127,7 @@ def test_ctrl_c_reaches_the_command_and_the_lab_follows(tmp_path):
     process = start(str(write_lab(tmp_path)), "--", *SLEEP, start_new_session=True)
     state = Path(process.stdout.readline().strip())
     os.killpg(process.pid, signal.SIGINT)
-    process.communicate(timeout=20)
+    process.communicate(timeout=100)
     assert process.returncode in (1, 128 + signal.SIGINT)
     assert not state.parent.exists()
 
@@ -136,7 +138,7 @@ def test_a_killed_lab_takes_its_command_along_and_is_swept_up_by_the_next(tmp_pa
     state_file = Path(process.stdout.readline().strip())
     state = read_state(state_file)
     process.kill()
-    process.communicate(timeout=20)  # ends when the command, which holds the pipes, has ended
+    process.communicate(timeout=100)  # ends when the command, which holds the pipes, has ended
     assert state_file.exists()
     assert state_file.parent in lab.sweep()
     assert not state_file.exists()

@@ -27,7 +27,7 @@ def test_every_leak_fails_its_test_and_a_clean_test_passes(tmp_path: Path):
     impatient = (here / "conftest.py").read_text().replace("PATIENCE_S = 2.0", "PATIENCE_S = 0.2")
     (tmp_path / "conftest.py").write_text(impatient)
     words = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"--rootdir={tmp_path}"]
-    done = subprocess.run([*words, tmp_path], capture_output=True, text=True, cwd=tmp_path, timeout=60)
+    done = subprocess.run([*words, tmp_path], capture_output=True, text=True, cwd=tmp_path, timeout=100)
     for fault in LEAKS:
         assert re.search(f"left behind: .*{fault}", done.stdout), done.stdout
     assert f"{len(bodies)} passed, {len(LEAKS)} errors" in done.stdout

@@ -117,7 +117,7 @@ def test_a_folder_without_labels_is_refused_before_the_run_begins(tmp_path):
 
 def arachne(*words):
     command = [sys.executable, "-m", "launch", *map(str, words)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    return subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
 
 
 def test_options_are_frozen():

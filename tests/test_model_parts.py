@@ -317,6 +317,16 @@ class WithBuffer(nn.Module):
         self.register_buffer("start", self.layer.weight.detach().clone())
 
 
+@pipelined(first="embed", blocks="layers")
+class WithPositions(nn.Module):
+    """A table of positions of the model itself, as many scripts have it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.layers = nn.Embedding(4, 2), nn.ModuleList([nn.Linear(2, 2)])
+        self.positions = nn.Parameter(torch.zeros(4, 2))
+
+
 def marked(name: str, **layout) -> type[nn.Module]:
     return pipelined(**layout)(type(name, (Plain,), {}))
 
@@ -333,7 +343,14 @@ EXISTING = nn.Sequential(nn.Linear(2, 2))
         (lambda: EXISTING, "0.weight has memory already: the model existed before"),
         (lambda: nn.Sequential(nn.LazyLinear(2)), "0.weight has no shape yet: lazy modules"),
         (lambda: nn.Sequential(WithBuffer()), "buffer 0.start was computed from a parameter"),
-        (marked("A", blocks="layers"), "parameters of A are in no block: first.weight, first.bias;"),
+        (
+            marked("A", blocks="layers"),
+            "parameters of A are in no block: first.weight, first.bias; name their modules in @pipelined",
+        ),
+        (
+            WithPositions,
+            "parameters of WithPositions are in no block: positions; make positions part of a module",
+        ),
         (marked("B", first="embed", blocks="layers"), "no submodule 'embed', .* first, layers"),
         (marked("C", blocks="empty"), "C has no blocks: empty is an empty list"),
         (marked("D", first="first", blocks="layers", context="masks"), "D has no method 'masks'"),

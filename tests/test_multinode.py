@@ -107,7 +107,7 @@ class Job:
 
     def run(self, *options: str, fault: str = "", how: str = "alone") -> "subprocess.CompletedProcess[str]":
         process = self.start(*options, fault=fault, how=how)
-        out, err = process.communicate(timeout=60)
+        out, err = process.communicate(timeout=100)
         return subprocess.CompletedProcess(process.args, process.returncode, out, err)
 
     def ranks(self) -> list[dict]:
@@ -139,7 +139,7 @@ def test_nodes_can_be_started_by_hand_in_any_order(job):
     last = job.start("--node", "a")
     first = job.start("--node", "v")
     for process in (first, last):
-        out, err = process.communicate(timeout=60)
+        out, err = process.communicate(timeout=100)
         assert process.returncode == 0, out + err
     check_ranks(job.ranks())
     assert not job.ssh_log.exists()
@@ -193,7 +193,7 @@ def test_whatever_ends_the_starter_ends_every_node(job, number):
         assert time.monotonic() < end, "ranks did not start"
         time.sleep(0.02)
     process.send_signal(number)
-    _, err = process.communicate(timeout=20)  # returns when every node has closed its end of the pipes
+    _, err = process.communicate(timeout=100)  # returns when every node has closed its end of the pipes
     assert process.returncode == (130 if number is signal.SIGINT else -number)
     assert "Traceback" not in err
 

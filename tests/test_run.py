@@ -15,7 +15,8 @@ from arachne_runtime.errors import InvalidFileError, UsageError, WorkerFailedErr
 from arachne_runtime.plan import files
 from arachne_runtime.plan.plan import Pipeline, Plan, Replica, Stage
 from launch.failure import Failure, Report
-from launch.torchrun import run_plan, run_ranks, script_command
+from launch.script import script_command
+from launch.torchrun import run_plan, run_ranks
 
 REPOSITORY = Path(__file__).parents[1]
 ARACHNE = [sys.executable, "-m", "launch"]
@@ -266,15 +267,17 @@ def test_what_a_failed_rank_started_does_not_outlive_the_job(tmp_path):
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_ends_every_rank_and_the_launcher_dies_of_it(tmp_path, plan_file, number):
+def test_a_signal_ends_every_rank_and_the_launcher_dies_of_it_but_of_none_that_is_ignored(
+    tmp_path, plan_file, number
+):
     waiting = failing(tmp_path, "open(os.environ['READY'] + str(rank), 'w').close(); time.sleep(300)")
     environment = {**os.environ, "READY": str(tmp_path / "ready-"), "PYTHONPATH": str(REPOSITORY)}
-    process = subprocess.Popen(
-        [*ARACHNE, "run", str(plan_file), "--", waiting], env=environment, stderr=subprocess.PIPE, text=True
-    )
+    words = ["nohup", *ARACHNE, "run", str(plan_file), "--", waiting]
+    process = subprocess.Popen(words, env=environment, stderr=subprocess.PIPE, text=True)
     wait_for(lambda: len(list(tmp_path.glob("ready-*"))) == 3)
+    process.send_signal(signal.SIGHUP)  # the terminal is gone, and nothing happens
     process.send_signal(number)
-    _, err = process.communicate(timeout=20)
+    _, err = process.communicate(timeout=100)
     assert process.returncode == (130 if number is signal.SIGINT else -signal.SIGTERM)
     assert ("interrupted; all ranks ended" in err) is (number is signal.SIGINT)
     assert "Traceback" not in err
@@ -311,6 +314,17 @@ def test_wrong_commands_and_plans_are_refused_before_anything_starts(tmp_path, p
     assert script_command(["/usr/bin/python3.11", "-m", "a.b", "x"]) == ("-m", "a.b", "x")
 
 
+def test_a_missing_script_is_told_before_torch_is_loaded(plan_file):
+    code = (
+        "import sys\nfrom launch.cli import main\ntry: main()\n"
+        "except SystemExit as end: print(int(end.code), 'torch' in sys.modules)"
+    )
+    words = [sys.executable, "-c", code, "run", str(plan_file), "--", "missing.py"]
+    done = subprocess.run(words, cwd=REPOSITORY, capture_output=True, text=True, timeout=100)
+    assert done.stdout == "2 False\n"
+    assert done.stderr == "no script 'missing.py'; give a Python file, or -m package.module\n"
+
+
 def test_what_cannot_be_run_or_written_is_refused_before_anything_starts(tmp_path, plan_file):
     marks = script(tmp_path, "import pathlib; pathlib.Path(__file__).with_name('ran').touch()")
     (tmp_path / "file").touch()
@@ -339,7 +353,7 @@ def test_the_root_is_the_first_failure_that_no_other_explains():
 
 def arachne(*words: str) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
-    return subprocess.run([*ARACHNE, *words], env=environment, capture_output=True, text=True, timeout=60)
+    return subprocess.run([*ARACHNE, *words], env=environment, capture_output=True, text=True, timeout=100)
 
 
 def wait_for(condition, timeout_s: float = 30.0) -> None:

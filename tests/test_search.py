@@ -266,7 +266,7 @@ def test_the_same_in_every_process_and_under_every_hash_seed():
             env={"PYTHONHASHSEED": hash_seed, "PYTHONPATH": ".", "OMP_NUM_THREADS": "1"},
             capture_output=True,
             check=True,
-            timeout=60,
+            timeout=100,
         ).stdout
         for hash_seed in ("0", "1")
     }

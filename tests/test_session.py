@@ -20,7 +20,7 @@ from arachne_runtime.plan.files import write
 from arachne_runtime.plan.plan import Pipeline, Plan, Replica, Stage
 from arachne_runtime.session import LONE_DEVICE
 from arachne_runtime.testing import run_ranks
-from launch.torchrun import free_port
+from launch.agent import free_port
 from tests import train_gpt
 
 ROOT = Path(__file__).parents[1]
@@ -59,7 +59,7 @@ def torchrun(num_ranks: int, *command: str) -> subprocess.CompletedProcess[str]:
         env=variables,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=100,
         check=False,
     )
 
@@ -332,6 +332,11 @@ def test_calls_in_the_wrong_order_are_refused() -> None:
 def test_a_time_limit_that_is_none_is_refused(seconds: Any) -> None:
     with pytest.raises(arachne.UsageError, match=r"timeout_s=.* is no time to wait; give seconds"):
         arachne.Session(ALONE, device="cpu", timeout_s=seconds)
+
+
+def test_what_is_no_device_is_refused() -> None:
+    with pytest.raises(arachne.UsageError, match=r"device='gpu' is no device of torch; give 'cpu'"):
+        arachne.Session(device="gpu")
 
 
 def test_a_missing_cuda_device_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

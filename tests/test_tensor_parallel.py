@@ -346,5 +346,5 @@ def test_one_rank_does_not_import_dtensor():
         "engine = Engine(lone_plan(3), parts, recipe)\n"
         "print('arachne_runtime.model.tensor_parallel' in sys.modules, engine.num_steps)"
     )
-    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=100)
     assert told.stdout == "False 0\n", told.stderr

@@ -85,7 +85,7 @@ def test_ranks_end_with_the_process_that_started_them():
         "import os; from arachne_runtime.testing import run_ranks\n"
         "if __name__ == '__main__': print(*run_ranks(2, os.getpid))"
     )
-    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
+    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=100)
     assert ended.stderr == ""
     for pid in ended.stdout.split():
         with pytest.raises(ProcessLookupError):

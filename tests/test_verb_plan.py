@@ -93,7 +93,7 @@ def arachne(folder: Path, *arguments: object, hash_seed: str = "0") -> subproces
         env=os.environ | {"PYTHONHASHSEED": hash_seed, "PYTHONPATH": str(Path(__file__).parents[1])},
         capture_output=True,
         text=True,
-        timeout=90,
+        timeout=100,
     )
     assert "Traceback" not in done.stderr
     return done
@@ -342,7 +342,7 @@ def test_a_bar_is_drawn_on_a_terminal_only(folder):
         stdout=subprocess.PIPE,
         stderr=theirs,
     )
-    stdout, _ = done.communicate(timeout=90)
+    stdout, _ = done.communicate(timeout=100)
     os.close(theirs)
     drawn = os.read(ours, 65536).decode()
     os.close(ours)

@@ -34,7 +34,7 @@ def python(installed: Path, code: str) -> str:
         capture_output=True,
         text=True,
         check=True,
-        timeout=60,
+        timeout=100,
     )
     return done.stdout.strip()
 

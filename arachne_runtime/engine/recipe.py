@@ -19,6 +19,15 @@ Loss = Callable[[Any, Any], Tensor]
 Inputs = Callable[[Any], tuple[Tensor, ...]]
 Optimizers = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
 
+_FUNCTIONS = {
+    "optimizer": "one that makes it from this rank's parameters: lambda p: torch.optim.AdamW(p, lr=3e-4)",
+    "loss": "the mean over its samples: lambda output, batch: ...",
+    "inputs": "what the first block is called with: lambda batch: (batch['tokens'],)",
+    "lr_schedule": "one that makes it: lambda optimizer: torch.optim.lr_scheduler.StepLR(optimizer, 100)",
+    "num_items": "what counts the tokens of some samples: lambda batch: int((batch['labels'] >= 0).sum())",
+}
+"""What each is, for whoever passed something else."""
+
 
 class Schedule(Protocol):
     """A learning-rate schedule of torch.optim.lr_scheduler."""
@@ -63,7 +72,7 @@ class Recipe:
         functions |= {name: function for name, function in optional.items() if function is not None}
         for name, function in functions.items():
             if not callable(function):
-                raise UsageError(f"{name}={said(function)} is no function; see help(Session.engine)")
+                raise UsageError(f"{name}={said(function)} is no function; give {_FUNCTIONS[name]}")
         refuse_no_integers(seed=self.seed)
         if not (self.dtype is None or isinstance(self.dtype, torch.dtype)):
             raise UsageError(f"dtype={said(self.dtype)} is no dtype of torch; give one, like torch.bfloat16")

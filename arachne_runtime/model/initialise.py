@@ -123,18 +123,17 @@ def _fault(
         return None
     if not built and _reset_knows_constructor(module):
         return None
-    place = f"{block.global_name(name)} ({type(module).__name__}.{attribute})"
     return ModelError(
-        f"{place}: a constructor of the model changes it after its module was made, and reset_parameters "
-        f"does not; each rank builds its own blocks alone, so this would be lost; {_WAY_OUT}"
+        f"{name} of {block}, {type(module).__name__}.{attribute}: a constructor of the model changes it "
+        "after its module was made, and reset_parameters does not; each rank builds its own blocks alone, so "
+        f"this would be lost; {_WAY_OUT}"
     )
 
 
 def _uninitialised(block: Block, name: str) -> ModelError:
-    kinds = ", ".join(type(part).__name__ for _, part in block.parts)
     return ModelError(
-        f"nothing initialises {block.global_name(name)} of {kinds}: its module has no reset_parameters() "
-        f"that sets it; add one, or {_WAY_OUT}"
+        f"nothing initialises {name} of {block}: its module has no reset_parameters() that sets it, and what "
+        f"a constructor sets is not kept, as each rank builds its own blocks alone; add one, or {_WAY_OUT}"
     )
 
 

@@ -82,6 +82,10 @@ class Block:
         """The name in a checkpoint of the parameter called ``name`` in this block."""
         return f"blocks.{self.index}.{name}"
 
+    def __str__(self) -> str:
+        """Number and classes, for messages: ``block 5 (LayerNorm, Linear)``."""
+        return f"block {self.index} ({', '.join(type(part).__name__ for _, part in self.parts)})"
+
 
 def pipelined(
     *,

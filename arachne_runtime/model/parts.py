@@ -349,11 +349,16 @@ def _find_ties(blocks: Sequence[Block], sources: Mapping[int, int]) -> dict[int,
 def _refuse_parameters_outside(model: nn.Module, blocks: Sequence[Block]) -> None:
     inside = {id(p) for block in blocks for p in block.parameters().values()}
     outside = [name for name, parameter in model.named_parameters() if id(parameter) not in inside]
-    if outside:
-        raise ModelError(
-            f"parameters of {type(model).__name__} are in no block: {', '.join(outside)}; name their modules "
-            "in @pipelined (first, blocks or last), inside a module that runs as part of a block"
-        )
+    if not outside:
+        return
+    own = [name for name in outside if "." not in name]
+    ways = ["name their modules in @pipelined (first, blocks or last)"] if len(own) < len(outside) else []
+    if own:
+        told = ", ".join(own)
+        ways += [f"make {told} part of a module that is in a block (an Embed of tokens and positions)"]
+    raise ModelError(
+        f"parameters of {type(model).__name__} are in no block: {', '.join(outside)}; {', and '.join(ways)}"
+    )
 
 
 def _refuse_difference(name: str, found: Tensor, expected: Tensor) -> None:

@@ -53,13 +53,19 @@ class StageModule(nn.Module):
 
         Raises:
             ModelError: A block returned something else than a tensor or a tuple of tensors.
+            Exception: What a block raised, with a note that names the block and what it was called with.
 
         """
         for index, part, accepted in self._calls:
             if blocks is not None and index not in blocks:
                 continue
             keywords = {k: v for k, v in context.items() if accepted is None or k in accepted}
-            inputs = _as_boundary(part(*inputs, **keywords), index, part)
+            try:
+                output = part(*inputs, **keywords)
+            except Exception as error:
+                error.add_note(_call(index, part, inputs))
+                raise
+            inputs = _as_boundary(output, index, part)
         return inputs
 
     def block_parameters(self, block: int) -> tuple[tuple[str, nn.Parameter], ...]:
@@ -77,6 +83,11 @@ def accepted_keywords(module: nn.Module) -> frozenset[str] | None:
     if any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters):
         return None
     return frozenset(p.name for p in parameters if p.kind in _MANY)
+
+
+def _call(block: int, part: nn.Module, inputs: tuple[Tensor, ...]) -> str:
+    shapes = ", ".join(f"{tuple(t.shape)} {str(t.dtype).removeprefix('torch.')}" for t in inputs)
+    return f"in block {block} ({type(part).__name__}), called with {shapes}"
 
 
 def _as_boundary(output: Any, block: int, part: nn.Module) -> tuple[Tensor, ...]:

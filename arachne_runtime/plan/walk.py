@@ -68,7 +68,10 @@ def said(value: object) -> str:
         return f"a list of {len(value)}"
     if isinstance(value, Mapping):
         return "an object"
-    return "null" if value is None else f"a {type(value).__name__}"
+    if value is None:
+        return "null"
+    kind = type(value).__name__
+    return f"{'an' if kind[0] in 'AEIOUaeiou' else 'a'} {kind}"
 
 
 def did_you_mean(name: str, known: list[str]) -> str:

@@ -20,6 +20,7 @@ from arachne_runtime.plan.runnable import refuse_unrunnable
 from .. import lab, nodes
 from ..failure import RanksFailedError
 from ..hosts import Hosts, read_hosts
+from ..script import script_command
 
 INTERRUPTED = 128 + signal.SIGINT
 """What a shell reports of a command that Ctrl-C ended."""
@@ -68,12 +69,13 @@ def command(
 
 
 def _here(asked: "_Asked") -> None:
+    words = script_command(asked.script)  # a missing script is said at once, too
+    _tell_one_machine(asked.plan)
     from ..torchrun import run_plan
 
-    _tell_one_machine(asked.plan)
     run_plan(
         asked.plan_path,
-        asked.script,
+        words,
         trace=asked.trace,
         tensorboard=asked.tensorboard,
         log_dir=asked.log_dir,
