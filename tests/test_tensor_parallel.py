@@ -331,6 +331,51 @@ def test_what_gives_another_result_shared_out_than_whole_is_refused():
     assert waived[0] != right[0]
 
 
+class Dropped(nn.Module):
+    """Dropout of what all ranks hold alike; remembers what it let through."""
+
+    def __init__(self):
+        super().__init__()
+        self.up, self.down, self.drop = nn.Linear(8, 8), nn.Linear(8, 8), nn.Dropout(0.5)
+        self.seen = []
+
+    def forward(self, x):
+        x = self.drop(self.down(torch.tanh(self.up(x))))
+        self.seen.append((x != 0).sum((0, 1)).tolist())
+        return x
+
+
+def dropped(recompute):
+    torch.manual_seed(dist.get_rank())
+    model = type("Model", (nn.Module,), {})
+
+    def make():
+        found = model()
+        found.layers = nn.ModuleList([Dropped(), Dropped()])
+        return found
+
+    arachne.pipelined(blocks="layers", tensor_parallel={"up": "colwise", "down": "rowwise"})(model)
+    plan = plan_of(pipeline(2, 2, stage((0, 2), (A[:2], 2), recompute=recompute)))
+    loss = lambda y, b: y.square().mean()  # noqa: E731
+    recipe = Recipe(optimizer=lambda p: torch.optim.SGD(p, lr=0.1), loss=loss, stochastic=True)
+    engine, before = Engine(plan, ModelParts.of(make), recipe), torch.get_rng_state()
+    for _ in range(2):
+        engine.step(torch.ones(4, 9, 8))
+    seen = [block.seen for block in engine.stages[0].blocks.values()]
+    engine.close()
+    assert torch.equal(before, torch.get_rng_state())
+    return seen
+
+
+@pytest.mark.parametrize("recompute", [False, True])
+def test_ranks_of_a_replica_drop_the_same(recompute):
+    """They hold copies of each sample, which other masks would make differ."""
+    one, other = run_ranks(2, dropped, recompute)
+    assert one == other
+    masks = {str(mask) for seen in one for mask in seen}
+    assert len(masks) == 8  # another in each block, micro-batch and step, and no new ones where it runs again
+
+
 def test_a_replica_over_two_nodes_is_refused():
     plan = plan_of(pipeline(1, 2, stage((0, 1), (("a:0", "b:0"), 2))))
     told = message(arachne.InvalidFileError, plan, marked({"0": "colwise", "2": "rowwise"}))

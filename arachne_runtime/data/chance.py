@@ -108,6 +108,18 @@ def random_states_kept() -> Iterator[None]:
         numpy_random.set_state(numpy)
 
 
+@contextmanager
+def drawn_under(seed: int, device: torch.device) -> Iterator[None]:
+    """Draw under a seed of 32 bits, on the device too; afterwards all states are as they were."""
+    devices = [device] if device.type == "cuda" else []
+    with random_states_kept(), torch.random.fork_rng(devices=devices):
+        seed_all(seed)
+        for each in devices:
+            with torch.cuda.device(each):
+                torch.cuda.manual_seed(seed)
+        yield
+
+
 def alike(a: Any, b: Any) -> bool:
     """Whether two samples hold the same numbers, texts and arrays; what else they hold is not looked at."""
     if isinstance(a, Mapping):

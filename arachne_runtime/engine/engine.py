@@ -290,6 +290,7 @@ class Engine:
                 program.rows,
                 program.guests,
                 records=records,
+                step=self.num_steps,
                 watched=is_watched(self.num_steps) and not evaluates,
                 scale=self._loss_scale,
             )

@@ -39,6 +39,8 @@ class Play:
     defers: bool
     """Whether backwards are split: first gradients of what entered the stage, then those of its weights."""
     stochastic: bool
+    seed: int
+    """Of the training."""
     loss: Loss
     inputs: Inputs
     context: Context | None
@@ -79,6 +81,7 @@ class Play:
             recompute=mine.recompute,
             defers=first_backward(plan.schedule) is Work.INPUT,
             stochastic=recipe.stochastic,
+            seed=recipe.seed,
             loss=loss,
             inputs=recipe.inputs,
             context=context,

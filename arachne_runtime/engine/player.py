@@ -1,7 +1,8 @@
 """Plays the actions of one stage by autograd, each with its rows, context and weight."""
 
+import zlib
 from collections.abc import Collection, Mapping
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -11,6 +12,7 @@ from torch.utils.checkpoint import checkpoint
 
 from ..backends.protocol import GradientSums
 from ..data.batch import StepBatch, take_rows, to_device
+from ..data.chance import drawn_under
 from ..errors import ModelError
 from ..measure.recorder import Records
 from ..model import extra_losses
@@ -56,6 +58,7 @@ class Player:
         guests: Collection[int],
         *,
         records: Records,
+        step: int,
         watched: bool,
         scale: float = 1.0,
     ) -> None:
@@ -71,6 +74,7 @@ class Player:
         self._rows = rows
         self._guests = guests
         self._records = records
+        self._step = step
         self._watched = watched and play.watch.exact
         self._scale = scale
         used = [m for m, mine in enumerate(rows) if mine]
@@ -146,7 +150,8 @@ class Player:
         mixes = self._looks_for_mixing(micro_batch)
         shares = self._looks_at_shards(micro_batch)
         two = self._two_rows(taken, samples) if mixes or shares else None
-        with self._play.watch.forward(context, random_too=self._watched):
+        looks = self._play.watch.forward(context, random_too=self._watched)
+        with looks, self._draws_alike(micro_batch):
             for blocks in self._pieces(micro_batch):
                 entry = Entry.behind(outputs) if pieces or stays else Entry(taken, needs_grad)
                 deferral = Deferral() if self._play.defers else None
@@ -166,6 +171,13 @@ class Player:
             self._held[micro_batch] = pieces
         self._samples.pop(micro_batch, None)
         return outputs
+
+    def _draws_alike(self, micro_batch: int) -> AbstractContextManager[None]:
+        """Devices of one replica draw the same: dropout would make their copies of a sample differ."""
+        if self._play.shard_rule is None or not self._play.stochastic:
+            return nullcontext()
+        place = (self._play.seed, self._step, self._play.index, self._rows[micro_batch].start)
+        return drawn_under(zlib.crc32(repr(place).encode()), self._play.device)
 
     def _looks_at_shards(self, micro_batch: int) -> ShardRule | None:
         rule = self._play.shard_rule
