@@ -3,11 +3,12 @@
 import math
 import random
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import pairwise, product
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from arachne_runtime.plan.order import (
     REDUCTION_BYTES,
@@ -23,8 +24,10 @@ from arachne_runtime.plan.order import (
 )
 from arachne_runtime.plan.placement import holding, places_of
 from arachne_runtime.plan.plan import Pipeline, Plan, Replica, ScheduleKind, Stage
+from arachne_runtime.plan.rules import check_plan
 from arachne_runtime.plan.schedule import Action, Work, last_work, num_rows, row_actions
 from arachne_runtime.plan.shards import Axis, ParameterForm, Split
+from arachne_runtime.plan.tiling import shares_experts
 from tests.strategies import plans
 
 TIED = Summed({"blocks.0.weight": (0, 5)})
@@ -106,6 +109,59 @@ def test_blocking_execution_in_the_total_order_never_deadlocks(plan, data):
     forms = data.draw(st.sampled_from(((), [split_block(b) for b in range(plan.num_blocks)])))
     order = communications(plan, rows, Summed(ties if not forms else {}, sizes, forms))
     assert InOrderDevices(plan, programs(plan, order)).stuck() == []
+
+
+@st.composite
+def tiled_plans(draw):
+    """Plans of which a stage at least shares out its experts, by any EP x ETP that the rules allow."""
+    plan = draw(plans(max_devices=8, max_micro_batches=4, schedules=tuple(ScheduleKind)))
+    pipelines = tuple(
+        replace(pipeline, stages=tuple(replace(s, **draw(tilings(len(s.devices)))) for s in pipeline.stages))
+        for pipeline in plan.pipelines
+    )
+    tiled = replace(plan, pipelines=pipelines)
+    assume(any(shares_experts(stage) for pipeline in pipelines for stage in pipeline.stages))
+    assume(not check_plan(tiled))
+    return tiled
+
+
+def tilings(num_devices):
+    every = product(range(1, num_devices + 1), repeat=2)
+    fitting = [(ep, etp) for ep, etp in every if num_devices % (ep * etp) == 0]
+    return st.sampled_from([{"expert_parallel": ep, "expert_tensor": etp} for ep, etp in fitting])
+
+
+@settings(max_examples=100, deadline=None)
+@given(plan=tiled_plans(), data=st.data())
+def test_devices_that_share_experts_never_deadlock_in_the_total_order(plan, data):
+    rows = data.draw(st.integers(1, plan.global_batch))
+    sizes = data.draw(st.sampled_from(((), [REDUCTION_BYTES] * plan.num_blocks)))
+    order = communications(
+        plan, rows, Summed({}, sizes, [block_of_experts(b) for b in range(plan.num_blocks)])
+    )
+    assert rows < plan.global_batch or any(isinstance(c, Inside) for c in order)
+    assert InOrderDevices(plan, programs(plan, order)).stuck() == []
+
+
+def block_of_experts(block):
+    """Twelve experts of inner width twelve, which any degree divides, and what all devices hold."""
+    whole, inner = Split(Axis.EXPERT, 0, (12,), (12,)), Split(Axis.EXPERT_TENSOR, 1, (12,), (12,))
+    routed = ParameterForm(f"{block}.moe", (12, 12), 4, splits=(whole, inner))
+    return [routed, *split_block(block)]
+
+
+def test_a_rank_that_exchanges_tokens_in_another_order_deadlocks_and_is_caught():
+    shared = Stage(layers=(0, 2), expert_parallel=2, replicas=line(2).stages[0].replicas)
+    other = replace(shared.replicas[0], devices=("n:1",))
+    pipeline = Pipeline(
+        micro_batches=2, micro_batch=4, stages=(replace(shared, replicas=(*shared.replicas, other)),)
+    )
+    plan = Plan(model="tiny", global_batch=8, sequence=1, pipelines=(pipeline,))
+    found = programs(plan, communications(plan, 8, Summed()))
+    assert InOrderDevices(plan, found).stuck() == []
+    assert [isinstance(c, Inside) for c in found[1][:2]] == [True, True]
+    found[1][:2] = reversed(found[1][:2])
+    assert InOrderDevices(plan, found).stuck()
 
 
 @settings(max_examples=50, deadline=None)
