@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from itertools import product
 
 import msgspec
-import torch
 from torch import nn
 
 import arachne_runtime as arachne
@@ -19,7 +18,7 @@ from arachne_runtime.plan.plan import Pipeline, Plan, ScheduleKind, Stage
 from arachne_runtime.plan.rules import check_plan
 
 from .cases import SEQUENCE, WIDTH, Case, Decoder
-from .exactness_frame import Kind
+from .exactness_frame import Kind, random_settings
 from .exactness_plans import SINGLE_SHARE, random_plan
 from .exactness_tensor import APART, DIVIDES, Attention, random_tensor_plan
 
@@ -67,15 +66,7 @@ def random_experts_case(source: random.Random, index: int) -> ExpertsCase:
     """Settings of every kind."""
     plan = random_tiled_plan(source)
     return ExpertsCase(
-        plan=plan,
-        tied=source.random() < 0.6,
-        adam=index % 2 == 0,
-        dtype=torch.float32 if index % SINGLE_SHARE == SINGLE_SHARE - 1 else torch.float64,
-        clip_norm=source.choice((None, 0.1, 100.0)),
-        by_items=source.random() < 0.4,
-        rows=(*(source.randint(1, plan.global_batch) for _ in range(2)), plan.global_batch),
-        blocking=source.random() < 0.4,
-        in_pieces=source.random() < 0.4,
+        **random_settings(source, plan, index, single_share=SINGLE_SHARE),
         evaluates=source.random() < 0.2,
         activation=source.choice(("swiglu", "gelu")),
     )

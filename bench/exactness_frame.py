@@ -11,11 +11,12 @@ from dataclasses import dataclass, field
 from importlib.util import find_spec
 from itertools import groupby
 from types import MappingProxyType
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 
 from arachne_runtime.errors import UnsupportedPlanError
+from arachne_runtime.plan.plan import Plan
 from arachne_runtime.plan.runnable import obstacles
 from arachne_runtime.testing import run_ranks
 
@@ -54,6 +55,41 @@ class Kind:
     def bound_of(self, case: Case) -> float:
         """Largest difference that counts as rounding."""
         return self.bound if self.bound is not None else BOUNDS[case.dtype]
+
+
+def random_settings(
+    source: random.Random,
+    plan: Plan,
+    index: int,
+    *,
+    single_share: int,
+    blocking: float = 0.4,
+    scheduled: float | None = None,
+) -> dict[str, Any]:
+    """Fields of a case that any plan may have; the optimizer alternates.
+
+    Args:
+        source: Of random numbers.
+        plan: What the case trains by.
+        index: Of the case.
+        single_share: One case in so many is trained in float32.
+        blocking: Part of the cases whose communication blocks.
+        scheduled: Part that has a learning-rate schedule; None: none, and no number is drawn for it.
+
+    """
+    single = index % single_share == single_share - 1
+    return {
+        "plan": plan,
+        "tied": source.random() < 0.6,
+        "adam": index % 2 == 0,
+        "dtype": torch.float32 if single else torch.float64,
+        "clip_norm": source.choice((None, 0.1, 100.0)),
+        "by_items": source.random() < 0.4,
+        "scheduled": scheduled is not None and source.random() < scheduled,
+        "rows": (*(source.randint(1, plan.global_batch) for _ in range(2)), plan.global_batch),
+        "blocking": source.random() < blocking,
+        "in_pieces": source.random() < 0.4,
+    }
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ import torch
 from arachne_runtime.plan.plan import Pipeline, Plan, Replica, ScheduleKind, Stage
 
 from .cases import SEQUENCE, Case
-from .exactness_frame import Kind
+from .exactness_frame import Kind, random_settings
 
 BLOCKS, MAX_RANKS = 6, 6
 SINGLE_SHARE = 4
@@ -19,20 +19,11 @@ SINGLE_SHARE = 4
 
 def random_case(schedules: Sequence[ScheduleKind], source: random.Random, index: int) -> Case:
     """Settings of every sort; the optimizer alternates."""
-    single = index % SINGLE_SHARE == SINGLE_SHARE - 1
     plan = random_plan(source, source.choice(schedules))
-    return Case(
-        plan=plan,
-        tied=source.random() < 0.6,
-        adam=index // SINGLE_SHARE % 2 == 0 if single else index % 2 == 0,
-        dtype=torch.float32 if single else torch.float64,
-        clip_norm=source.choice((None, 0.1, 100.0)),
-        by_items=source.random() < 0.4,
-        scheduled=source.random() < 0.3,
-        rows=(*(source.randint(1, plan.global_batch) for _ in range(2)), plan.global_batch),
-        blocking=source.random() < 0.2,
-        in_pieces=source.random() < 0.4,
-    )
+    drawn = random_settings(source, plan, index, single_share=SINGLE_SHARE, blocking=0.2, scheduled=0.3)
+    if drawn["dtype"] is torch.float32:  # else all of these had the same optimizer
+        drawn["adam"] = index // SINGLE_SHARE % 2 == 0
+    return Case(**drawn)
 
 
 def random_plan(source: random.Random, schedule: ScheduleKind) -> Plan:

@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -17,7 +16,7 @@ import arachne_runtime as arachne
 from arachne_runtime.plan.plan import Pipeline, Plan, Replica, ScheduleKind, Stage
 
 from .cases import IGNORED, SEQUENCE, VOCABULARY, WIDTH, Case, Decoder
-from .exactness_frame import Kind
+from .exactness_frame import Kind, random_settings
 from .exactness_plans import random_cuts
 
 HEADS, GROUPS, INNER, BLOCKS = 4, 2, 10, 5
@@ -139,15 +138,7 @@ def random_tensor_case(source: random.Random, index: int) -> TensorCase:
     """Settings of every kind."""
     plan = random_tensor_plan(source)
     return TensorCase(
-        plan=plan,
-        tied=source.random() < 0.6,
-        adam=index % 2 == 0,
-        dtype=torch.float32 if index % SINGLE_SHARE == SINGLE_SHARE - 1 else torch.float64,
-        clip_norm=source.choice((None, 0.1, 100.0)),
-        by_items=source.random() < 0.4,
-        rows=(*(source.randint(1, plan.global_batch) for _ in range(2)), plan.global_batch),
-        blocking=source.random() < 0.4,
-        in_pieces=source.random() < 0.4,
+        **random_settings(source, plan, index, single_share=SINGLE_SHARE),
         fused=source.random() < 0.5,
         sharded_logits=source.random() < 0.5,
     )
