@@ -1,4 +1,8 @@
-"""Where the CPU time of a rank's step goes, by what the engine does; nested phases count apart."""
+"""Where the CPU time of a rank's step goes, by what the engine does; nested phases count apart.
+
+A phase is what the rank's own thread spends in it. The threads of gloo run beside any phase, so they are told
+on their own.
+"""
 
 import time
 from collections import Counter
@@ -25,6 +29,8 @@ PHASES: dict[str, list[tuple[Any, tuple[str, ...]]]] = {
     "the rest": [(Engine, ("step",))],
 }
 
+COMMUNICATION = "gloo's threads"
+
 
 class Ledger:
     """CPU seconds by phase."""
@@ -32,7 +38,7 @@ class Ledger:
     def __init__(self) -> None:
         self.spent: Counter[str] = Counter()
         self._open: list[str] = []
-        self._since = 0.0
+        self._since = self._others_since = 0.0
 
     def timed(self, phase: str, function: Callable[..., Any]) -> Callable[..., Any]:
         """The function, its time told to ``phase`` but for what it spends in others."""
@@ -49,10 +55,12 @@ class Ledger:
         return run
 
     def _turn(self) -> None:
-        now = time.process_time()
+        now = time.thread_time()
+        others = time.process_time() - now
         if self._open:
             self.spent[self._open[-1]] += now - self._since
-        self._since = now
+            self.spent[COMMUNICATION] += others - self._others_since
+        self._since, self._others_since = now, others
 
 
 @contextmanager
