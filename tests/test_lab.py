@@ -247,6 +247,34 @@ def test_nodes_send_at_the_rate_of_their_network_and_devices_of_a_node_freely(tm
     assert found["12"] > 400
 
 
+EXCHANGE = """
+import os, time, torch, torch.distributed as dist
+from pathlib import Path
+from arachne_runtime.measure.links import _exchange
+dist.init_process_group("gloo")
+peer, size = 1 - dist.get_rank(), 1_000_000  # 8 Mbit
+out, into = torch.zeros(size, dtype=torch.uint8), torch.zeros(size, dtype=torch.uint8)
+_exchange(out[:8], into[:8], peer)
+start = time.perf_counter()
+for _ in range(8): _exchange(out, into, peer)
+(Path(os.environ["TOLD"]) / str(dist.get_rank())).write_text(str((time.perf_counter() - start) / 8))
+dist.destroy_process_group()
+"""
+
+
+@needs_root
+def test_messages_of_both_ends_are_measured_on_the_link_at_once(tmp_path):
+    (script := tmp_path / "exchange.py").write_text(EXCHANGE)
+    devices = tuple(LabDevice(name=name, share=0.5) for name in "ab")
+    limited = Lab(device=devices, network=LabNetwork(rate_Mbps=100))
+    with lab.active(limited) as on:
+        if not any("100 Mbit/s" in note and "NOT" not in note for note in on.notes):
+            pytest.skip(f"this kernel cannot limit a rate: {on.notes}")
+        run_ranks(list(limited.devices), [str(script)], env={"TOLD": str(tmp_path)})
+    for rank in "01":  # 0.16 s if one had to leave before the other
+        assert float((tmp_path / rank).read_text()) == pytest.approx(0.08, rel=0.25)
+
+
 @needs_root
 def test_latency_is_kept_or_said_not_to_be():
     spaces = network.create(["a", "b"], LabNetwork(rate_Mbps=1000, latency_ms=20))

@@ -241,7 +241,9 @@ def _turn(
 
 
 def _exchange(outgoing: Tensor, incoming: Tensor, peer: int) -> None:
-    operations = [dist.P2POp(dist.isend, outgoing, peer), dist.P2POp(dist.irecv, incoming, peer)]
+    # gloo tells its peer of a receive on the connection that data goes by: behind a message that is being sent
+    # the peer would hear of it, and send its own, only when all of that has left
+    operations = [dist.P2POp(dist.irecv, incoming, peer), dist.P2POp(dist.isend, outgoing, peer)]
     for work in dist.batch_isend_irecv(operations):
         work.wait()
 
