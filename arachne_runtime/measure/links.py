@@ -241,8 +241,8 @@ def _turn(
 
 
 def _exchange(outgoing: Tensor, incoming: Tensor, peer: int) -> None:
-    # gloo tells its peer of a receive on the connection that data goes by: behind a message that is being sent
-    # the peer would hear of it, and send its own, only when all of that has left
+    # gloo tells the peer of a receive on the connection that data goes by: behind a message under way it
+    # would hear of it, and send its own, only when all of that has left
     operations = [dist.P2POp(dist.irecv, incoming, peer), dist.P2POp(dist.isend, outgoing, peer)]
     for work in dist.batch_isend_irecv(operations):
         work.wait()
