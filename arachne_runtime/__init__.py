@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from .data import StepBatch
-    from .data_parallel import HeteroDDP, HeteroLoader
+    from .data_parallel import HeteroDDP, HeteroLoader, convert_batch_norm, evaluate
     from .engine import Engine, EvaluationReport, Recipe, StepReport
     from .errors import (
         ArachneError,
@@ -80,6 +80,8 @@ __all__ = [
     "add_loss",
     "causal_lm_loss",
     "causal_lm_tokens",
+    "convert_batch_norm",
+    "evaluate",
     "extra_losses",
     "huggingface",
     "pipelined",
@@ -93,7 +95,7 @@ __all__ = [
 
 _NAMES = {
     ".data": ("StepBatch",),
-    ".data_parallel": ("HeteroDDP", "HeteroLoader"),
+    ".data_parallel": ("HeteroDDP", "HeteroLoader", "convert_batch_norm", "evaluate"),
     ".engine": ("Engine", "EvaluationReport", "Recipe", "StepReport"),
     ".errors": tuple(name for name in __all__ if name.endswith("Error")),
     ".model": (

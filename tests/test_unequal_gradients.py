@@ -16,6 +16,11 @@ CASES = {
         4,
         Case(loss=by_item, by_items=True, accumulate=2, set_to_none=False, seed=6),
     ),
+    "many buckets": (3, Case(tiny=True, adam=True, seed=9)),
+    "batch norm": (3, Case(net={"normed": True}, global_batch=6, seed=10)),
+    "batch norm, with ranks that have no rows": (4, Case(net={"normed": True}, global_batch=4, seed=11)),
+    "rounds that fit into memory": (3, Case(in_steps=True, caps=(1, 2, 1), clip=0.3, adam=True, seed=12)),
+    "rounds, in items": (2, Case(in_steps=True, caps=(1, 1), loss=by_item, by_items=True, seed=13)),
     "fewer rows than ranks": (4, Case(global_batch=3, seed=7)),
     "a part that few batches use": (3, Case(net={"sometimes": True}, seed=8)),
 }

@@ -1,8 +1,8 @@
 """Ranks that train with HeteroDDP and random shares, and one process on the same global batches."""
 
 import random
-from collections.abc import Callable
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,6 +13,7 @@ from torch.utils.data import TensorDataset, default_collate
 
 import arachne_runtime as arachne
 from arachne_runtime.data.order import GlobalOrder
+from arachne_runtime.data_parallel import bucket
 
 ROWS, WIDTH, KINDS = 22, 6, 3
 
@@ -103,12 +104,16 @@ class Case:
     in_steps: bool = False
     caps: tuple[int | None, ...] | None = None
     seed: int = 0
+    tiny: bool = False
+    """Buckets of one parameter each."""
+    fail: tuple[int, int, str] | None = None
+    """A rank that runs out of memory, from which of its batches on, and where."""
     net: dict[str, bool] = field(default_factory=dict)
 
 
 def build(case: Case) -> nn.Module:
     torch.manual_seed(7)
-    return Net(**case.net).double()
+    return arachne.convert_batch_norm(Net(**case.net).double())
 
 
 def optimizer_of(case: Case, model: nn.Module) -> torch.optim.Optimizer:
@@ -140,9 +145,35 @@ def train_alone(case: Case) -> dict[str, Tensor]:
     return values(model)
 
 
+@contextmanager
+def buckets_of(case: Case) -> Iterator[None]:
+    sizes = bucket.FIRST_BYTES, bucket.BUCKET_BYTES
+    if case.tiny:
+        bucket.FIRST_BYTES = bucket.BUCKET_BYTES = 1
+    try:
+        yield
+    finally:
+        bucket.FIRST_BYTES, bucket.BUCKET_BYTES = sizes
+
+
+def fail_in_backward(model: nn.Module) -> None:
+    """When half of the gradients are there."""
+
+    def fail(_: Tensor) -> None:
+        handle.remove()
+        raise torch.OutOfMemoryError("by hand")
+
+    handle = model.module.first.bias.register_hook(fail)
+
+
 def train_on_ranks(case: Case) -> dict[str, Tensor]:
-    num_ranks = torch.distributed.get_world_size()
-    torch.manual_seed(torch.distributed.get_rank())
+    with buckets_of(case):
+        return _train_on_ranks(case)
+
+
+def _train_on_ranks(case: Case) -> dict[str, Tensor]:
+    num_ranks, rank = torch.distributed.get_world_size(), torch.distributed.get_rank()
+    torch.manual_seed(rank)
     loader = arachne.HeteroLoader(
         data(),
         case.global_batch,
@@ -151,16 +182,25 @@ def train_on_ranks(case: Case) -> dict[str, Tensor]:
     )
     model = arachne.HeteroDDP(build(case), loader=loader)
     optimizer = optimizer_of(case, model)
-    step = 0
+    step, awaited = 0, case.fail
     for _ in range(case.epochs):
         for batch in loader:
             step += 1
+            fails = None
+            if awaited and awaited[0] == rank and step >= awaited[1] and loader.num_rows > 1:
+                fails, awaited = awaited[2], None
             due = step % case.accumulate == 0
             with loader.step(optimizer) if case.in_steps else nullcontext():
+                if fails == "forward":
+                    model(batch[0])
+                    raise torch.OutOfMemoryError("by hand")
+                if fails == "backward":
+                    fail_in_backward(model)
                 with nullcontext() if due or case.keep else model.no_sync():
                     (case.loss(model, batch) / case.accumulate).backward()
                 if due:
                     update(case, model, optimizer)
+    assert awaited is None or awaited[0] != rank
     return values(model)
 
 

@@ -1,6 +1,8 @@
 """Data parallelism with unequal shares, for models that fit on one device: two lines of a DDP script."""
 
+from .evaluate import evaluate
 from .loader import HeteroLoader
 from .model import HeteroDDP
+from .norm import convert_batch_norm
 
-__all__ = ["HeteroDDP", "HeteroLoader"]
+__all__ = ["HeteroDDP", "HeteroLoader", "convert_batch_norm", "evaluate"]

@@ -88,6 +88,11 @@ class HeteroLoader:
         return self.link.turn.rows if self.link.turn else 0
 
     @property
+    def amount(self) -> float:
+        """Samples, or items, of the present batch that are this rank's own."""
+        return self.link.turn.weight.mine if self.link.turn else 0.0
+
+    @property
     def shares(self) -> tuple[int, ...]:
         """Samples of every rank in the present batch; none before the first."""
         return self.link.turn.shares if self.link.turn else ()

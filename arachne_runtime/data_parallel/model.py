@@ -1,5 +1,6 @@
 """A module that trains on all ranks with unequal shares: what DistributedDataParallel is for equal ones."""
 
+import warnings
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,6 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 from ..data.batch import tensors_of
 from ..errors import UsageError
 from .link import Link, link_of
+from .norm import local_norms
 from .peers import Peers
 from .reducer import Reducer
 
@@ -58,6 +60,7 @@ class HeteroDDP(nn.Module):
         self.module = module
         self._link: Link = loader.claim() if loader is not None else link_of(process_group)
         _agree(module, self._link.peers)
+        _warn_of_local_norms(module, self._link.peers)
         self._reducer = Reducer(module, self._link)
         self.require_backward_grad_sync = True
 
@@ -113,6 +116,16 @@ def _take_over(tensor: Tensor, peers: Peers) -> None:
     dist.broadcast(values, group=peers.group, group_src=0)
     if values.data_ptr() != tensor.data_ptr():
         tensor.detach().copy_(values)
+
+
+def _warn_of_local_norms(module: nn.Module, peers: Peers) -> None:
+    names = local_norms(module.named_modules())
+    if names and peers.num_ranks > 1 and peers.rank == 0:
+        warnings.warn(
+            f"{names[0] or 'the module'} ({len(names)} in all) normalises over the batch of one rank, so that "
+            "training depends on the shares; arachne.convert_batch_norm(model) takes the global batch",
+            stacklevel=3,
+        )
 
 
 def _refuse_wrapped(module: nn.Module) -> None:

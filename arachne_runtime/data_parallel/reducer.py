@@ -19,6 +19,7 @@ from .accumulation import Accumulation
 from .bucket import Bucket, cut
 from .clock import Mark, clock_of
 from .link import Failure, Link
+from .norm import Channel, norms_of
 from .passage import Passage, num_numbers, reading_of
 
 _WAY_OUT = (
@@ -33,6 +34,10 @@ class Reducer:
     def __init__(self, module: nn.Module, link: Link) -> None:
         """Take over the gradients of all parameters that take one."""
         self._link, self._peers = link, link.peers
+        self._norms = list(norms_of(module)) if link.peers.num_ranks > 1 else []
+        self._channel = Channel(link) if self._norms else None
+        for norm in self._norms:
+            norm.channel = self._channel
         self._parameters = [p for p in module.parameters() if p.requires_grad]
         self._frozen = [p for p in module.parameters() if not p.requires_grad]
         self._accumulation = Accumulation(self._parameters)
@@ -40,7 +45,8 @@ class Reducer:
         """Places of parameters in the order in which their gradients became ready; None: it is settled."""
         self._build(range(len(self._parameters) - 1, -1, -1))
         self._order = [] if self._peers.num_ranks > 1 else None
-        self._clock = clock_of(self._parameters[0].device if self._parameters else torch.device("cpu"))
+        self.device = self._parameters[0].device if self._parameters else torch.device("cpu")
+        self._clock = clock_of(self.device)
         self._last_end: Mark = self._clock.mark()
         self._finished: Passage | None = None
         self._passage: Passage | None = None
@@ -178,6 +184,8 @@ class Reducer:
             self._open()
         self._begun = False
         self._passage = None
+        if self._channel is not None:
+            self._channel.join_rest(self.device)
         while self._next < len(self._buckets):
             self._send(lambda k: self._buckets[k].give_nothing())
         self._settle(cap)
@@ -194,6 +202,7 @@ class Reducer:
             if work is not None:
                 work.wait()
         self._accumulation.clear()
+        self._end_norms(kept=not failures)
         if failures:
             self._fail(failures)
             return
@@ -205,6 +214,12 @@ class Reducer:
         self._finished, self._passage = self._passage, None
         if self._order is not None:
             self._reorder()
+
+    def _end_norms(self, *, kept: bool) -> None:
+        if self._channel is not None and kept:
+            self._channel.end()
+        for norm in self._norms:
+            norm.keep() if kept else norm.take_back()
 
     def _exchange(self, cap: int | None) -> Sequence[Failure]:
         """Tell all ranks what the step before took and whether this one went well; hear it from all."""

@@ -1,0 +1,78 @@
+"""A rank that runs out of memory: the step is repeated everywhere, or every rank ends with a clear error."""
+
+import pytest
+import torch
+
+import arachne_runtime as arachne
+from arachne_runtime.errors import WorkerFailedError
+from arachne_runtime.testing import run_ranks
+from tests.unequal import (
+    Case,
+    Wild,
+    build,
+    data,
+    fail_in_backward,
+    gap,
+    penalised,
+    train_alone,
+    train_on_ranks,
+)
+
+STEPS = Case(in_steps=True, tiny=True, adam=True, clip=0.5)
+CASES = {
+    "before the backward": Case(in_steps=True, fail=(1, 2, "forward")),
+    "in the backward, with messages under way": Case(
+        in_steps=True, tiny=True, adam=True, fail=(0, 3, "backward")
+    ),
+    "in the first step": Case(in_steps=True, tiny=True, fail=(2, 1, "backward"), seed=2),
+    "with batch norm": Case(
+        in_steps=True, net={"normed": True}, global_batch=6, fail=(1, 3, "forward"), seed=4
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_step_is_repeated_everywhere(name):
+    case = CASES[name]
+    wanted = train_alone(case)
+    for found in run_ranks(3, train_on_ranks, case):
+        assert gap(found, wanted) < 1e-9
+
+
+def without_the_third_line(where):
+    """What each rank ends with, and the rank it names."""
+    rank = torch.distributed.get_rank()
+    loader = arachne.HeteroLoader(data(), 6, sharing=Even())
+    model = arachne.HeteroDDP(build(Case()), loader=loader)
+    try:
+        for step, batch in enumerate(loader):
+            if rank == 1 and step == 1 and where == "forward":
+                model.module.last.register_forward_pre_hook(out_of_memory)
+            if rank == 1 and step == 1 and where == "backward":
+                fail_in_backward(model)
+            try:
+                penalised(model, batch).backward()
+            except torch.OutOfMemoryError:
+                continue  # as careless scripts do
+    except WorkerFailedError as error:
+        return str(error), error.rank
+    return "", None
+
+
+class Even(Wild):
+    def __init__(self):
+        super().__init__(3)
+
+    def shares(self, global_batch):
+        return (2, 2, 2) if global_batch == 6 else (global_batch, 0, 0)
+
+
+def out_of_memory(*_):
+    raise torch.OutOfMemoryError("by hand")
+
+
+@pytest.mark.parametrize("where", ["forward", "backward"])
+def test_without_the_third_line_every_rank_ends_with_a_clear_error(where):
+    for text, rank in run_ranks(3, without_the_third_line, where):
+        assert rank == 1
+        assert "rank 1 ran out of memory with 2 samples; put the body" in text
