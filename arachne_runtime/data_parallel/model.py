@@ -122,7 +122,7 @@ def _warn_of_local_norms(module: nn.Module, peers: Peers) -> None:
     names = local_norms(module.named_modules())
     if names and peers.num_ranks > 1 and peers.rank == 0:
         warnings.warn(
-            f"{names[0] or 'the module'} ({len(names)} in all) normalises over the batch of one rank, so that "
+            f"{names[0] or 'the module'} ({len(names)} in all) normalises over one rank's batch, so that "
             "training depends on the shares; arachne.convert_batch_norm(model) takes the global batch",
             stacklevel=3,
         )
