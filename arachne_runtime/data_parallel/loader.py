@@ -161,9 +161,10 @@ class HeteroLoader:
         outer = self.link.turn
         try:
             yield from self._batches()
-        finally:
+            self.link.turn = None
+        finally:  # a batch of next(iter(loader)) is still in the script's hands
             self._feed.forget()
-            self.link.turn = outer
+            self.link.turn = outer or self.link.turn
             self.link.restart_clocks()
 
     def _batches(self) -> Iterator[Any]:

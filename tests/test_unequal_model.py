@@ -1,0 +1,150 @@
+"""What users of DistributedDataParallel expect of HeteroDDP, and what it refuses."""
+
+import copy
+from contextlib import nullcontext
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+import arachne_runtime as arachne
+from arachne_runtime.errors import UsageError
+from arachne_runtime.testing import run_ranks
+from tests.unequal import Case, Net, Wild, build, data, penalised
+
+
+def like_ddp():
+    """Without a loader: the gradients, states and values of DistributedDataParallel."""
+    rank = torch.distributed.get_rank()
+    torch.manual_seed(rank)
+    ours, theirs = nn.Linear(4, 2), nn.Linear(4, 2)
+    theirs.load_state_dict(ours.state_dict())
+    with pytest.warns(UserWarning, match="no HeteroLoader gave out") if rank == 0 else nullcontext():
+        ours, theirs = arachne.HeteroDDP(ours), DistributedDataParallel(theirs)
+        x = torch.randn(3, 4)
+        for model in (ours, theirs):
+            with model.no_sync():
+                model(x).square().mean().backward()
+            model(x + 1).square().mean().backward()
+    assert list(ours.state_dict()) == list(theirs.state_dict()) == ["module.weight", "module.bias"]
+    for a, b in zip(ours.parameters(), theirs.parameters(), strict=True):
+        torch.testing.assert_close(a, b)
+        torch.testing.assert_close(a.grad, b.grad)
+    copy.deepcopy(ours.module)
+
+
+def test_without_a_loader_it_is_distributed_data_parallel():
+    run_ranks(2, like_ddp)
+
+
+def unused():
+    loader = arachne.HeteroLoader(data(), 6, sharing=Wild(2))
+    model = arachne.HeteroDDP(build(Case(net={"sometimes": True})), loader=loader)
+    first = next(iter(loader))
+    F.cross_entropy(model(first[0]), first[1]).backward()
+    assert model.module.never.grad is None
+    assert model.module.first.weight.grad is not None
+    assert model.module.first.weight.grad.abs().sum() > 0
+
+
+def test_a_parameter_that_no_rank_uses_keeps_no_gradient():
+    run_ranks(2, unused)
+
+
+def scaled():
+    """Under a gradient scaler, with one overflow that all ranks must see."""
+    loader = arachne.HeteroLoader(data(), 6, sharing=Wild(2, 3, (2, 3)))
+    model = arachne.HeteroDDP(build(Case()).float(), loader=loader)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10, growth_interval=2)
+    values = []
+    for step, batch in enumerate(loader):
+        with loader.step(optimizer, scaler):
+            optimizer.zero_grad()
+            loss = penalised(model, (batch[0].float(), batch[1]))
+            if step == 2 and torch.distributed.get_rank() == 0:
+                loss = loss * float("inf")
+            scaler.scale(loss).backward()
+            scaler.unscale_(optimizer)
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            scaler.step(optimizer)
+            scaler.update()
+        values.append(scaler.get_scale())
+    return values, [p.tolist() for p in model.parameters()]
+
+
+def test_a_gradient_scaler_and_clipping_act_once_a_step_and_alike_everywhere():
+    (scales, values), *others = run_ranks(2, scaled)
+    assert all(other == (scales, values) for other in others)
+    assert min(scales) < max(scales)
+
+
+def refused():
+    with pytest.raises(UsageError, match="weighed twice"):
+        arachne.HeteroDDP(DistributedDataParallel(nn.Linear(2, 2)))
+    around = DistributedDataParallel(arachne.HeteroDDP(nn.Linear(2, 2)))
+    with pytest.raises(UsageError, match="inside DistributedDataParallel"):
+        around(torch.ones(1, 2))
+    rank = torch.distributed.get_rank()
+    with pytest.raises(UsageError, match="module of rank 1 differs"):
+        arachne.HeteroDDP(nn.Linear(2, 2 + rank))
+    loader = arachne.HeteroLoader(data(), 6, sharing=Wild(2, 0, (1, 1)))
+    model = arachne.HeteroDDP(build(Case()), loader=loader)
+    with pytest.raises(UsageError, match="comes in several batches"):
+        penalised(model, next(iter(loader)))
+    loader = arachne.HeteroLoader(data(), 6, sharing=Wild(2))
+    model = arachne.HeteroDDP(nn.Sequential(nn.Embedding(9, 2, sparse=True)).double(), loader=loader)
+    next(iter(loader))
+    with pytest.raises(arachne.ModelError, match="sparse"):
+        model(torch.tensor([1, 2])).sum().backward()
+
+
+def test_what_would_be_silently_wrong_is_refused():
+    run_ranks(2, refused)
+
+
+def warned():
+    if torch.distributed.get_rank():
+        arachne.HeteroDDP(Net(normed=True))
+        return
+    with pytest.warns(UserWarning, match=r"norm \(1 in all\) normalises over one rank"):
+        arachne.HeteroDDP(Net(normed=True))
+
+
+def test_local_statistics_of_a_batch_are_warned_of():
+    run_ranks(2, warned)
+
+
+def balanced():
+    """The default balancer gets a reading of every rank after the first steps."""
+    loader = arachne.HeteroLoader(data(60), 6)
+    model = arachne.HeteroDDP(build(Case()))
+    seen = []
+    observe, loader.link.sharing.observe = loader.link.sharing.observe, seen.append
+    for batch in loader:
+        penalised(model, batch).backward()
+        if seen:
+            observe(seen[-1])
+    return [[(r.samples, len(r.ready), r.outside_s > 0, r.backward_s > 0) for r in one] for one in seen]
+
+
+def test_readings_of_all_ranks_reach_the_balancer_alike():
+    first, second = run_ranks(2, balanced)
+    assert first == second
+    assert len(first) >= 6
+    assert all(
+        outside and backward and buckets == 1 for one in first for _, buckets, outside, backward in one
+    )
+    assert {sum(samples for samples, *_ in one) for one in first} == {6}
+
+
+def test_a_lone_process_trains_without_a_group():
+    model = arachne.HeteroDDP(build(Case()))
+    loader = arachne.HeteroLoader(data(), 6)
+    for batch in loader:
+        with loader.step():
+            penalised(model, batch).backward()
+    assert loader.shares == ()
+    assert model.module.first.weight.grad is not None
