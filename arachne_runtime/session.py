@@ -1,9 +1,7 @@
 """What a training script holds: the plan, the ranks, and an engine made from them."""
 
-import os
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from types import TracebackType
@@ -21,45 +19,17 @@ from .data.prefetch import CudaLane, one_ahead
 from .engine import Engine, Recipe
 from .engine.precision import Precision
 from .engine.recipe import Inputs, Loss, Optimizers, Schedule, refuse_no_integers
-from .errors import UnsupportedEnvironmentError, UsageError
+from .errors import UsageError
 from .measure.board import Board
 from .measure.recorder import Recorder, Records, Silence
 from .model import ModelParts
-from .plan.cluster import index_of
-from .plan.files import read_plan
-from .plan.placement import holding, places_of, rank_order
-from .plan.plan import Pipeline, Plan, Replica, Stage
+from .plan.placement import holding, places_of
+from .plan.plan import Plan
+from .surroundings import LONE_DEVICE, Surroundings, choose_device, find_plan, lone_plan, refuse_world
 from .units import Seconds
 
 DEFAULT_TIMEOUT_S: Seconds = 600.0
 """How long a collective may wait for the other ranks; a first step may compile and read much."""
-LONE_DEVICE = "local:0"
-"""Name of the device where one process trains without a plan."""
-ANY_BATCH = 2**31 - 1
-"""Global batch of the plan of a lone process: it takes a batch of any number of rows, whole."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Surroundings:
-    """What the launcher told this process."""
-
-    rank: int
-    world_size: int
-    plan: Path | None
-    trace: Path | None
-    tensorboard: Path | None
-
-    @classmethod
-    def here(cls) -> "Surroundings":
-        """From the process group if there is one, else from the variables that the launcher set."""
-        joined = dist.is_initialized()
-        return cls(
-            rank=dist.get_rank() if joined else int(os.environ.get("RANK", "0")),
-            world_size=dist.get_world_size() if joined else int(os.environ.get("WORLD_SIZE", "1")),
-            plan=_path(os.environ.get("ARACHNE_PLAN")),
-            trace=_path(os.environ.get("ARACHNE_TRACE")),
-            tensorboard=_path(os.environ.get("ARACHNE_TENSORBOARD")),
-        )
 
 
 class Session:
@@ -105,10 +75,10 @@ class Session:
         around = Surroundings.here()
         self.rank = around.rank
         self.world_size = around.world_size
-        self.plan = _find_plan(plan, around)
+        self.plan = find_plan(plan, around)
         """The plan; None for a lone process without one, until its engine is made."""
-        _refuse_world(self.plan, self.world_size)
-        self.device = _choose_device(device, self.plan, self.rank)
+        refuse_world(self.plan, self.world_size)
+        self.device = choose_device(device, self.plan, self.rank)
         self._trace = Path(trace) if trace is not None else around.trace
         self._tensorboard = Path(tensorboard) if tensorboard is not None else around.tensorboard
         if not isinstance(timeout_s, int | float) or not timeout_s > 0:
@@ -170,6 +140,7 @@ class Session:
         accumulate: torch.dtype | None = None,
         compile: bool | str = False,
         stochastic: bool = False,
+        overlap: bool = True,
     ) -> Engine:
         """Build this rank's blocks and what trains them; every rank calls it, with the same arguments.
 
@@ -192,6 +163,7 @@ class Session:
                 micro-batches and ranks in this dtype, and rounded once, for the optimizer.
             compile: Compile each block with ``torch.compile``; a text names a backend of it.
             stochastic: Allow dropout, losses and buffers that depend on how the plan splits a batch.
+            overlap: Sum gradients and fetch messages while blocks compute; off only for comparison.
 
         Raises:
             ModelError: A model that cannot be cut, built or initialised block by block.
@@ -220,7 +192,9 @@ class Session:
         self.plan = plan
         records, board = self._hooks(plan)
         on_step = board.write if board is not None else None
-        self._engine = Engine(plan, parts, recipe, device=self.device, recorder=records, on_step=on_step)
+        self._engine = Engine(
+            plan, parts, recipe, device=self.device, recorder=records, on_step=on_step, overlap=overlap
+        )
         self._engines.append(self._engine)
         return self._engine
 
@@ -325,67 +299,3 @@ class Session:
             f"rank {self.rank} of {self.world_size} ({place.device}), stage {place.stage} of pipeline "
             f"{place.pipeline}, blocks {first}:{stop}"
         )
-
-
-def lone_plan(num_blocks: int) -> Plan:
-    """The plan of one process that trains the whole model, whatever the number of rows of a batch."""
-    replica = Replica(devices=(LONE_DEVICE,), share=ANY_BATCH)
-    stage = Stage(layers=(0, num_blocks), replicas=(replica,))
-    pipeline = Pipeline(micro_batches=1, micro_batch=ANY_BATCH, stages=(stage,))
-    return Plan(model="local", global_batch=ANY_BATCH, sequence=1, pipelines=(pipeline,))
-
-
-def _path(text: str | None) -> Path | None:
-    return Path(text) if text else None
-
-
-def _find_plan(asked: Plan | Path | str | None, around: Surroundings) -> Plan | None:
-    """The script's plan, or the launcher's; UsageError where both speak and differ."""
-    if not isinstance(asked, Plan | Path | str | None):
-        raise UsageError(f"a plan is a Plan or the name of its file, not {type(asked).__name__}")
-    mine = asked if isinstance(asked, Plan) or asked is None else read_plan(Path(asked))
-    launched = read_plan(around.plan) if around.plan is not None else None
-    if mine is not None and launched is not None and mine != launched:
-        raise UsageError(
-            f"the script asks for another plan than the one it was launched with, {around.plan}; "
-            "use arachne.Session() without a plan under `arachne run`"
-        )
-    return mine or launched
-
-
-def _refuse_world(plan: Plan | None, world_size: int) -> None:
-    if plan is None and world_size > 1:
-        raise UsageError(
-            f'{world_size} processes and no plan to share the work: use arachne.Session("plan.json"), or '
-            "start with `arachne run plan.json -- train.py`"
-        )
-    if plan is not None and len(plan.devices) != world_size:
-        count = len(plan.devices)
-        devices = f"{count} device{'s' if count > 1 else ''} ({', '.join(rank_order(plan))})"
-        raise UsageError(
-            f"the plan uses {devices}, but there are {world_size} processes; start one a device: "
-            f"`arachne run plan.json -- train.py`, or `torchrun --nproc-per-node {count} train.py`"
-        )
-
-
-def _device_of(asked: torch.device | str) -> torch.device:
-    try:
-        return torch.device(asked)
-    except RuntimeError:
-        raise UsageError(
-            f"device={asked!r} is no device of torch; give 'cpu' or 'cuda:0', or leave it out"
-        ) from None
-
-
-def _choose_device(asked: torch.device | str | None, plan: Plan | None, rank: int) -> torch.device:
-    if asked is not None:
-        return _device_of(asked)
-    if not torch.cuda.is_available():
-        return torch.device("cpu")
-    name = rank_order(plan)[rank] if plan else LONE_DEVICE
-    if index_of(name) >= torch.cuda.device_count():
-        raise UnsupportedEnvironmentError(
-            f"rank {rank} is {name}, but this machine has {torch.cuda.device_count()} CUDA devices; "
-            "plan for the devices that are there, or pass Session(device='cpu')"
-        )
-    return torch.device("cuda", index_of(name))

@@ -19,7 +19,7 @@ from arachne_runtime.measure.blocks import measure_blocks
 from arachne_runtime.measure.timing import Effort
 from arachne_runtime.model import ModelParts, Workload
 from arachne_runtime.model.huggingface import causal_lm_loss, causal_lm_tokens, huggingface
-from arachne_runtime.session import lone_plan
+from arachne_runtime.surroundings import lone_plan
 from arachne_runtime.testing import run_ranks
 from bench.huggingface import (
     LAYERS,

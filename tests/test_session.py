@@ -18,7 +18,7 @@ import arachne_runtime as arachne
 from arachne_runtime.data import GlobalOrder
 from arachne_runtime.plan.files import write
 from arachne_runtime.plan.plan import Pipeline, Plan, Replica, Stage
-from arachne_runtime.session import LONE_DEVICE
+from arachne_runtime.surroundings import LONE_DEVICE
 from arachne_runtime.testing import run_ranks
 from launch.agent import free_port
 from tests import train_gpt
@@ -88,6 +88,15 @@ def make_engine(session: arachne.Session, model=little) -> arachne.Engine:
         optimizer=lambda p: torch.optim.SGD(p, lr=0.1),
         loss=lambda output, batch: output.square().mean(),
     )
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+def test_overlap_can_be_left_out_for_comparison(overlap: bool) -> None:
+    with arachne.Session() as session:
+        engine = session.engine(
+            little, optimizer=torch.optim.SGD, loss=torch.nn.functional.mse_loss, overlap=overlap
+        )
+        assert engine._overlap is overlap
 
 
 LITTLE = msgspec.structs.replace(

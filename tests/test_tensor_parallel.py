@@ -384,7 +384,7 @@ def test_a_replica_over_two_nodes_is_refused():
 
 def test_one_rank_does_not_import_dtensor():
     code = (
-        "import sys, torch, bench.cases as c; from arachne_runtime.session import lone_plan\n"
+        "import sys, torch, bench.cases as c; from arachne_runtime.surroundings import lone_plan\n"
         "from arachne_runtime.engine import Engine, Recipe; from arachne_runtime.model import ModelParts\n"
         "parts = ModelParts.of(lambda: c.TinyGPT(1, True))\n"
         "recipe = Recipe(optimizer=torch.optim.SGD, loss=lambda y, b: y.mean())\n"
