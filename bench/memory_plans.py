@@ -68,13 +68,18 @@ def loss_of_shards(logits_BSV: Tensor, batch: tuple[Tensor, Tensor]) -> Tensor:
     return arachne.vocabulary_parallel_cross_entropy(logits_BSV.flatten(0, 1), batch[1].flatten())
 
 
+EIGHT_HEADS = gpt.Config(heads=8)
+"""Of which 4 devices can have equal parts; the example's six they cannot."""
 WORKLOADS: Mapping[str, arachne.Workload] = {
     "gpt": gpt.workload,
     "half-gpt": replace(gpt.workload, name="half-gpt", model=lambda: HalfGPT(gpt.Config())),
     "bf16-gpt": replace(
         gpt.workload, name="bf16-gpt", model=lambda: gpt.GPT(gpt.Config()).to(torch.bfloat16)
     ),
-    "shared-logits": replace(gpt.workload, name="shared-logits", loss=loss_of_shards),
+    "eight-heads": replace(gpt.workload, name="eight-heads", model=lambda: gpt.GPT(EIGHT_HEADS)),
+    "shared-logits": replace(
+        gpt.workload, name="shared-logits", model=lambda: gpt.GPT(EIGHT_HEADS), loss=loss_of_shards
+    ),
     "mixtral": mixtral.workload,
 }
 """By name, as ranks are told."""
@@ -117,12 +122,15 @@ def random_plan(source: random.Random, *, schedules: Schedules = PLAIN, workload
     return _plan_of(source, used, schedules, workload)
 
 
-def random_tensor_plan(source: random.Random, *, schedules: Schedules = PLAIN, workload: str = "gpt") -> Plan:
-    """One or two pipelines whose replicas have 1, 2 or 4 devices, one at least more than 1."""
+def random_tensor_plan(
+    source: random.Random, *, schedules: Schedules = PLAIN, workload: str = "eight-heads"
+) -> Plan:
+    """One or two pipelines whose replicas have 1, 2 or 4 devices (Mixtral: 1 or 2), one at least above 1."""
+    degrees = DEGREES[:2] if workload == "mixtral" else DEGREES
     devices = [f"a:{index}" for index in range(source.randint(2, TENSOR_RANKS))]
     groups: list[Group] = []
     while devices:
-        size = source.choice([n for n in DEGREES if n <= len(devices) and (groups or n > 1)])
+        size = source.choice([n for n in degrees if n <= len(devices) and (groups or n > 1)])
         groups.append(tuple(devices[:size]))
         devices = devices[size:]
     source.shuffle(groups)
@@ -133,7 +141,7 @@ def zero_1_plan(source: random.Random) -> Plan:
     """Every stage of several replicas splits the states of its optimizer."""
     while True:
         draw = random_tensor_plan if source.random() < 0.25 else random_plan
-        plan = draw(source, schedules=(ScheduleKind.ONE_F_ONE_B,))
+        plan = draw(source, schedules=(ScheduleKind.ONE_F_ONE_B,), workload="eight-heads")
         pipelines = tuple(
             msgspec.structs.replace(p, stages=tuple(_split(stage) for stage in p.stages))
             for p in plan.pipelines
@@ -239,7 +247,7 @@ KINDS = (
         draw=partial(random_plan, workload="half-gpt"),
     ),
     Kind(name="bf16", workload="bf16-gpt", draw=partial(random_plan, workload="bf16-gpt")),
-    Kind(name="tensor", draw=random_tensor_plan, full=12),
+    Kind(name="tensor", workload="eight-heads", draw=random_tensor_plan, full=12),
     Kind(
         name="shared-logits",
         workload="shared-logits",
@@ -247,7 +255,7 @@ KINDS = (
     ),
     Kind(name="interleaved", draw=partial(random_plan, schedules=(ScheduleKind.INTERLEAVED,)), full=8),
     Kind(name="zero-bubble", draw=partial(random_plan, schedules=(ScheduleKind.ZERO_BUBBLE,)), full=8),
-    Kind(name="zero-1", draw=zero_1_plan, needs="deepspeed"),
+    Kind(name="zero-1", workload="eight-heads", draw=zero_1_plan, needs="deepspeed"),
     Kind(name="zero-2", draw=partial(zero_gradients_plan, 2), full=4, needs="deepspeed"),
     Kind(name="zero-3", draw=partial(zero_gradients_plan, 3), full=4, needs="deepspeed"),
     Kind(name="experts", workload="mixtral", draw=tiled_plan, full=8, highest=0.5),
