@@ -376,6 +376,66 @@ def test_ranks_of_a_replica_drop_the_same(recompute):
     assert len(masks) == 8  # another in each block, micro-batch and step, and no new ones where it runs again
 
 
+class Normed(nn.Module):
+    """A norm of each head between two layers that are shared out."""
+
+    def __init__(self):
+        super().__init__()
+        self.heads = 2
+        self.up, self.norm, self.down = nn.Linear(8, 8), nn.LayerNorm(4), nn.Linear(8, 8)
+
+    def forward(self, x):
+        return self.down(self.norm(torch.tanh(self.up(x)).unflatten(-1, (self.heads, 4))).flatten(-2))
+
+
+class AfterNorm(Normed):
+    """The norm sees all features of the output."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm = nn.LayerNorm(8)
+
+    def forward(self, x):
+        return self.norm(self.down(torch.tanh(self.up(x))))
+
+
+def normed(kind, more, stochastic=False):
+    model = type("Model", (nn.Module,), {})
+
+    def make():
+        found = model()
+        found.layers = nn.ModuleList([kind(), kind()])
+        return found
+
+    rules = {"up": arachne.Colwise(heads="heads"), "down": "rowwise", **more}
+    arachne.pipelined(blocks="layers", tensor_parallel=rules, divides={"": ("heads",)})(model)
+    plan = plan_of(pipeline(2, 2, stage((0, 2), (A[:2], 2))))
+    sgd = Recipe(optimizer=lambda p: torch.optim.SGD(p, lr=0.1), loss=of_squares, stochastic=stochastic)
+    engine = Engine(plan, ModelParts.of(make), sgd)
+    try:
+        return engine.step(torch.randn(4, 3, 8)).loss
+    except UnsupportedPlanError as error:
+        return str(error)
+    finally:
+        engine.close()
+
+
+def of_squares(output, batch):
+    return output.square().mean()
+
+
+def test_a_parameter_of_which_each_rank_has_a_part_of_the_gradient_is_refused():
+    """The result is the same: only the gradients are others."""
+    unnamed = run_ranks(2, normed, Normed, {})
+    assert "block 0: blocks.0.norm.weight has another gradient on 2 tensor-parallel ranks" in unnamed[0]
+    assert unnamed[0] == unnamed[1]
+    assert isinstance(run_ranks(2, normed, Normed, {"norm": "partial"})[0], float)
+    assert isinstance(run_ranks(2, normed, Normed, {}, True)[0], float)
+    assert isinstance(run_ranks(2, normed, AfterNorm, {})[0], float)
+    twice = run_ranks(2, normed, AfterNorm, {"norm": "partial"})
+    assert "the gradients of blocks.0.norm.weight on 2 tensor-parallel ranks add up to another" in twice[0]
+
+
 def test_a_replica_over_two_nodes_is_refused():
     plan = plan_of(pipeline(1, 2, stage((0, 1), (("a:0", "b:0"), 2))))
     told = message(arachne.InvalidFileError, plan, marked({"0": "colwise", "2": "rowwise"}))

@@ -14,6 +14,7 @@ from ..model import ModelParts, StageModule
 from ..model.sharing import Sharing
 from ..plan.shards import ParameterForm, boxes, held
 from .mixing import Boundary, TwoRows
+from .shard_gradients import GradientRule
 from .tolerance import tolerance_of
 
 if TYPE_CHECKING:
@@ -56,10 +57,23 @@ class ShardRule:
                 self._open.discard(self.parts.kinds[block])
                 whole = self.parts.rebuilt(block, self._gathered(block), like=inputs)
                 alone = self._run(whole, block, inputs, two)
-                if alone is not None and (gap := self._furthest(shared, alone, block)):
-                    raise UnsupportedPlanError(self._told(block, gap))
+                if alone is not None:
+                    if gap := self._furthest(shared, alone, block):
+                        raise UnsupportedPlanError(self._told(block, gap))
+                    self._gradient_rule(block).refuse(self.stage, whole, two.context, inputs)
             inputs = shared
         self._open.clear()
+
+    def _gradient_rule(self, block: int) -> GradientRule:
+        infos = [info for info in self.parts.parameters_of(block) if info.requires_grad and not info.splits]
+        logits = self.tensor.logits if block == self.sharing.keeps_logits_of else None
+        return GradientRule(
+            block=block,
+            infos=infos,
+            group=self.tensor.peers.group,
+            degree=self.tensor.degree,
+            words=None if logits is None else (logits.words, sum(logits.sizes)),
+        )
 
     def _run(self, stage: StageModule, block: int, inputs: Boundary, two: TwoRows) -> Boundary | None:
         """None where the block fails, which tells nothing: all ranks of the replica do the same."""
