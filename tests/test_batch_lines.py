@@ -42,6 +42,14 @@ def test_a_constant_share_does_not_unlearn_the_slope():
     assert fits.variance_of_slope()[0] <= doubt
 
 
+def test_no_more_is_known_than_memory_readings_tell():
+    fits, rng = LineFits(1, memory=16), np.random.default_rng(1)
+    for _ in range(400):
+        feed(fits, 10, 2 + 0.1 * rng.normal())
+    known = fits.variance_at(np.array([10.0]))[0] / (2 * fits.noise[0]) ** 2
+    assert known == pytest.approx(1 / 16, rel=0.15)
+
+
 def test_a_reading_far_off_is_no_drift_but_three_are():
     fits = LineFits(1, memory=64)
     rng = np.random.default_rng(0)
