@@ -59,6 +59,7 @@ def test_it_shrinks_again_but_not_below_its_bound():
     assert 120 <= controller.batch <= 128
     train(controller, 1200, noise_scale=2.0)
     assert 48 <= controller.batch <= 50
+    assert all(one.before <= 2 * one.batch for one in controller.log)
 
 
 def test_little_noise_changes_nothing():
