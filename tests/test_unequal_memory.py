@@ -1,5 +1,8 @@
 """A rank that runs out of memory: the step is repeated everywhere, or every rank ends with a clear error."""
 
+import subprocess
+import sys
+
 import pytest
 import torch
 
@@ -18,7 +21,6 @@ from tests.unequal import (
     train_on_ranks,
 )
 
-STEPS = Case(in_steps=True, tiny=True, adam=True, clip=0.5)
 CASES = {
     "before the backward": Case(in_steps=True, fail=(1, 2, "forward")),
     "in the backward, with messages under way": Case(
@@ -76,3 +78,31 @@ def test_without_the_third_line_every_rank_ends_with_a_clear_error(where):
     for text, rank in run_ranks(3, without_the_third_line, where):
         assert rank == 1
         assert "rank 1 ran out of memory with 2 samples; put the body" in text
+
+
+SCRIPT = """
+import sys, torch, torch.distributed as dist
+import arachne_runtime as arachne
+from torch.utils.data import TensorDataset
+rank = int(sys.argv[1])
+store = dist.FileStore(sys.argv[2], 2)
+dist.init_process_group("gloo", store=store, rank=rank, world_size=2)
+model = arachne.HeteroDDP(torch.nn.Linear(3, 1))
+for step, (x,) in enumerate(arachne.HeteroLoader(TensorDataset(torch.ones(12, 3)), 4)):
+    loss = model(x).mean()
+    if rank and step == 1:
+        raise torch.OutOfMemoryError("by hand")
+    loss.backward()
+"""
+
+
+def test_a_script_that_ends_by_it_tells_the_others_why(tmp_path):
+    command = [sys.executable, "-c", SCRIPT]
+    ranks = [
+        subprocess.Popen([*command, str(rank), str(tmp_path / "store")], stderr=subprocess.PIPE, text=True)
+        for rank in range(2)
+    ]
+    told = [rank.communicate(timeout=110)[1] for rank in ranks]
+    assert "WorkerFailedError: rank 1 ran out of memory with 2 samples" in told[0]
+    assert "OutOfMemoryError: by hand" in told[1]
+    assert all(rank.returncode for rank in ranks)

@@ -10,6 +10,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import arachne_runtime as arachne
+from arachne_runtime.batch import Group, SegmentNorms, measure_noise
 from arachne_runtime.errors import UsageError
 from arachne_runtime.testing import run_ranks
 from tests.unequal import Case, Net, Wild, build, data, penalised
@@ -115,6 +116,45 @@ def warned():
 
 def test_local_statistics_of_a_batch_are_warned_of():
     run_ranks(2, warned)
+
+
+def noisy():
+    """The noise of the first two steps, each told one step later."""
+    loader = arachne.HeteroLoader(data(24), 6, sharing=Wild(3, 8), shuffle=False)
+    model = arachne.HeteroDDP(build(Case()), loader=loader, noise=True)
+    found, shares = [], []
+    for batch in loader:
+        shares.append(loader.shares)
+        model.zero_grad()
+        F.cross_entropy(model(batch[0]), batch[1]).backward()
+        found.append(model.noise)
+    return found, shares
+
+
+def test_the_gradient_noise_is_that_of_the_ranks_own_gradients():
+    found, *others = run_ranks(3, noisy)
+    assert all(other == found for other in others)
+    model, (x, kinds) = build(Case()), data(24).tensors
+    readings, all_shares = found
+    assert readings[0] is None
+    for step, shares in enumerate(all_shares[:-1]):
+        groups, first, whole = [], 6 * step, 0.0
+        for share in shares:
+            loss = F.cross_entropy(
+                model(x[first : first + share]), kinds[first : first + share], reduction="sum"
+            )
+            gradient = torch.cat(
+                [g.flatten() for g in torch.autograd.grad(loss, list(model.parameters())[1:])]
+            )
+            groups.append(Group(weight=share, squared_norm=float(gradient.square().sum())))
+            whole, first = whole + gradient, first + share
+        if sum(share > 0 for share in shares) < 2:
+            assert readings[step + 1] is None
+            continue
+        norms = SegmentNorms(groups=groups, squared_norm=float(whole.square().sum()))
+        wanted = measure_noise([norms], samples=6)
+        assert readings[step + 1].noise == pytest.approx(wanted.noise, rel=1e-9)
+        assert readings[step + 1].signal == pytest.approx(wanted.signal, rel=1e-9)
 
 
 def balanced():

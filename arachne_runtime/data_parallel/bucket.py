@@ -67,6 +67,11 @@ class Bucket:
         """Send the sum on its way."""
         return None if group is None else dist.all_reduce(self.flat, group=group, async_op=True)
 
+    def squared_norm(self) -> Tensor:
+        """Of all gradients that are in the buffer now, in float64."""
+        norm: Tensor = torch.linalg.vector_norm(self.flat[: -len(self.views)], dtype=torch.float64)
+        return norm.square()
+
     def finish(self) -> None:
         """After the sum: what got a gradient on any rank has it on every rank, the rest stays None."""
         if self.is_whole:

@@ -11,8 +11,10 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from ..batch import NoiseReading
 from ..data.batch import tensors_of
 from ..errors import UsageError
+from .ending import tell_others_at_exit
 from .link import Link, link_of
 from .norm import local_norms
 from .peers import Peers
@@ -42,6 +44,7 @@ class HeteroDDP(nn.Module):
         module: On its device already; every rank makes the same one.
         loader: Gives out its batches; default: any loader of the process group.
         process_group: The ranks that train it; default: those of ``loader``, or all.
+        noise: Measure the gradient noise of every step, from the norms of each rank's own gradient.
 
     Raises:
         UsageError: The module differs between ranks, or is wrapped in DistributedDataParallel too.
@@ -54,6 +57,7 @@ class HeteroDDP(nn.Module):
         loader: "HeteroLoader | None" = None,
         *,
         process_group: dist.ProcessGroup | None = None,
+        noise: bool = False,
     ) -> None:
         super().__init__()
         _refuse_wrapped(module)
@@ -61,7 +65,9 @@ class HeteroDDP(nn.Module):
         self._link: Link = loader.claim() if loader is not None else link_of(process_group)
         _agree(module, self._link.peers)
         _warn_of_local_norms(module, self._link.peers)
-        self._reducer = Reducer(module, self._link)
+        self._reducer = Reducer(module, self._link, noise=noise)
+        if self._link.peers.num_ranks > 1:
+            tell_others_at_exit(self._reducer)
         self.require_backward_grad_sync = True
 
     def forward(self, *inputs: Any, **named: Any) -> Any:
@@ -83,6 +89,15 @@ class HeteroDDP(nn.Module):
             raise
         self._reducer.watch(tensors_of(output))
         return output
+
+    @property
+    def noise(self) -> NoiseReading | None:
+        """Gradient noise of the step before the last one, the same on every rank.
+
+        None: not asked for, nothing before it, fewer than two ranks with samples, or gradients of several
+        batches in one sum. Under a loss scale s, noise and signal are s² times as large; their ratio is not.
+        """
+        return self._reducer.noise
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:

@@ -13,12 +13,13 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.autograd import Variable
 
-from ..batch import Reading
+from ..batch import NoiseReading, Reading
 from ..errors import UsageError
 from .accumulation import Accumulation
 from .bucket import Bucket, cut
 from .clock import Mark, clock_of
 from .link import Failure, Link
+from .noise import NUM_TOLD, NoiseMeter
 from .norm import Channel, norms_of
 from .passage import Passage, num_numbers, reading_of
 
@@ -31,9 +32,13 @@ _WAY_OUT = (
 class Reducer:
     """The buckets of one model and the state of one backward."""
 
-    def __init__(self, module: nn.Module, link: Link) -> None:
+    def __init__(self, module: nn.Module, link: Link, *, noise: bool = False) -> None:
         """Take over the gradients of all parameters that take one."""
         self._link, self._peers = link, link.peers
+        self._meters = (NoiseMeter(), NoiseMeter()) if noise else None
+        """Of the last sum, and of the one under way."""
+        self.noise: NoiseReading | None = None
+        """Of the sum before the last one."""
         self._norms = list(norms_of(module)) if link.peers.num_ranks > 1 else []
         self._channel = Channel(link) if self._norms else None
         for norm in self._norms:
@@ -161,6 +166,8 @@ class Reducer:
         bucket = self._buckets[k]
         gradients = self._accumulation.source(bucket.parameters, self._places[k])
         bucket.pack(gradients, self._accumulation.weight)
+        if self._meters is not None:
+            self._meters[1].mine.append(bucket.squared_norm())
 
     def _end(self) -> None:
         """The backward has ended on this rank: send what is left, wait for all, tell and hear how it went."""
@@ -197,6 +204,7 @@ class Reducer:
             WorkerFailedError: Some rank has failed, and nothing here repeats the step.
 
         """
+        is_plain = self._first_step == self._step()
         failures = self._exchange(cap)
         for work in self._works:
             if work is not None:
@@ -209,6 +217,10 @@ class Reducer:
         with torch.no_grad():
             for bucket in self._buckets:
                 bucket.finish()
+            if self._meters is not None:
+                norms = [bucket.squared_norm() for bucket in self._buckets]
+                self._meters[1].close(norms, self._link.turn, is_plain=is_plain)
+                self._meters = (self._meters[1], NoiseMeter())
         self._link.num_sums += 1
         self._last_end = self._clock.mark()
         self._finished, self._passage = self._passage, None
@@ -228,8 +240,13 @@ class Reducer:
         count = len(self._buckets)
         told = self._finished.numbers(self._clock) if self._finished is not None else None
         rows = self._link.turn.rows if self._link.turn else 0
-        mine = [*(told or [0.0] * num_numbers(count)), float(cap is not None), float(rows), float(cap or 0)]
-        found = self._peers.table(mine).rows()
+        noise = self._meters[0].told() if self._meters is not None else [0.0] * NUM_TOLD
+        times = told or [0.0] * num_numbers(count)
+        found = self._peers.table(
+            [*times, *noise, float(cap is not None), float(rows), float(cap or 0)]
+        ).rows()
+        if self._meters is not None:
+            self.noise = self._meters[0].reading([numbers[-3 - NUM_TOLD : -3] for numbers in found])
         if all(numbers[2] > 0 for numbers in found):
             self._link.readings = self._readings(found)
         return [
@@ -246,6 +263,7 @@ class Reducer:
 
     def _fail(self, failures: Sequence[Failure]) -> None:
         self._finished = self._passage = None
+        self._meters = (NoiseMeter(), NoiseMeter()) if self._meters is not None else None
         for parameter in self._parameters:
             parameter.grad = None
         self._link.failures = failures
