@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -9,6 +10,7 @@ from hypothesis import strategies as st
 from torch.utils.data import Dataset, DistributedSampler, IterableDataset, TensorDataset
 
 from arachne_runtime.data import GlobalOrder, LoaderSettings, as_step_batch, default_inputs, load_steps
+from arachne_runtime.data.batch import join_rows, take_rows
 from arachne_runtime.data.loader import NeededRows, num_samples_of
 from arachne_runtime.errors import ModelError, UsageError
 from arachne_runtime.plan.placement import Place, holding, places
@@ -181,6 +183,37 @@ def test_whole_batches_are_sliced_by_rows() -> None:
     assert as_step_batch(batch) is batch
     with pytest.raises(UsageError, match="rows 4:7 of a global batch of 6"):
         batch.rows(range(4, 7))
+
+
+def test_arrays_and_lists_of_lists_have_rows_too() -> None:
+    """A list or an array that stayed whole gave every micro-batch the first rows' targets."""
+    tree = {
+        "x": torch.arange(3),
+        "array": np.arange(6).reshape(3, 2),
+        "ragged": [[1, 2], [3], []],
+        "records": [{"k": 1}, {"k": 2}, {"k": 3}],
+        "columns": [("a", "b", "c"), ("d", "e", "f"), ("g", "h", "i")],
+        "few": (7, [8, 9]),
+    }
+    batch = as_step_batch(tree)
+    part = batch.rows(range(1, 3))
+    assert part["array"].tolist() == [[2, 3], [4, 5]]
+    assert part["ragged"] == [[3], []]
+    assert part["records"] == [{"k": 2}, {"k": 3}]
+    assert part["columns"] == [("b", "c"), ("e", "f"), ("h", "i")]
+    assert part["few"] == (7, [8, 9])
+    ends = take_rows(tree, (0, 2), 3)
+    assert ends["array"].tolist() == [[0, 1], [4, 5]]
+    assert ends["records"] == [{"k": 1}, {"k": 3}]
+    rows = {name: value for name, value in tree.items() if name not in ("columns", "few")}
+    both = join_rows(take_rows(rows, (2,), 3), take_rows(rows, (0,), 3))
+    assert both["array"].tolist() == [[4, 5], [0, 1]]
+    assert both["ragged"] == [[], [1, 2]]
+    assert both["records"] == [{"k": 3}, {"k": 1}]
+    with pytest.raises(UsageError, match="a row of one value, or a column of one row"):
+        join_rows([[1]], [[2]])
+    with pytest.raises(UsageError, match=r"batch\['x'\] has 2, batch\['y'\] has 3"):
+        as_step_batch({"x": torch.zeros(2), "y": np.zeros(3)})
 
 
 def test_batches_without_a_number_of_rows_are_refused() -> None:

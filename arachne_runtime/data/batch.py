@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -80,7 +81,11 @@ def default_inputs(batch: Any) -> tuple[Tensor, ...]:
 
 
 def slice_rows(tree: Any, rows: range, num_rows: int) -> Any:
-    """The rows of every tensor of a tree, and of lists of plain values with one value a row; no copies."""
+    """The rows of every tensor and array of a tree, and of lists with one value a row; no copies.
+
+    A value may be a list or a mapping itself, as long as it holds no tensors: ``[[1, 2], [3]]`` has two rows.
+    Where each has as many values as there are rows, they are columns.
+    """
     return _by_rows(tree, num_rows, lambda leaf: leaf[rows.start : rows.stop])
 
 
@@ -88,20 +93,31 @@ def take_rows(tree: Any, rows: Sequence[int], num_rows: int) -> Any:
     """Copies of some rows, in any order, of all that ``slice_rows`` cuts."""
 
     def taken(leaf: Any) -> Any:
-        return leaf[list(rows)] if isinstance(leaf, Tensor) else type(leaf)(leaf[row] for row in rows)
+        return (
+            leaf[list(rows)] if isinstance(leaf, Tensor | np.ndarray) else type(leaf)(leaf[r] for r in rows)
+        )
 
     return _by_rows(tree, num_rows, taken)
 
 
 def join_rows(first: Any, second: Any) -> Any:
-    """The one row of each of two trees of the same form, one behind the other."""
+    """The one row of each of two trees of the same form, one behind the other.
+
+    Raises:
+        UsageError: A list of lists whose rows are not known from its columns.
+
+    """
     if isinstance(first, Tensor):
         return torch.cat((first, second)) if first.dim() else first
+    if isinstance(first, np.ndarray):
+        return np.concatenate((first, second)) if first.ndim else first
     if isinstance(first, Mapping):
         return {key: join_rows(value, second[key]) for key, value in first.items()}
     if isinstance(first, tuple | list):
         if _has_a_value_a_row(first, 1):
             return first + second
+        if len(first) == 1 and isinstance(first[0], tuple | list) and not _leading_dims(first, ""):
+            raise UsageError("a row of one value, or a column of one row: lists of lists do not tell")
         return _like(first, [join_rows(a, b) for a, b in zip(first, second, strict=True)])
     return first
 
@@ -130,9 +146,9 @@ def to_device(tree: Any, device: torch.device) -> Any:
 
 
 def _by_rows(tree: Any, num_rows: int, cut: Callable[[Any], Any]) -> Any:
-    """``cut`` of every tensor with rows and of every list with a value a row; all else as it is."""
-    if isinstance(tree, Tensor):
-        return cut(tree) if tree.dim() else tree
+    """``cut`` of every tensor or array with rows and of every list with a value a row; all else as it is."""
+    if isinstance(tree, Tensor | np.ndarray):
+        return cut(tree) if tree.ndim else tree
     if isinstance(tree, Mapping):
         return {key: _by_rows(value, num_rows, cut) for key, value in tree.items()}
     if isinstance(tree, tuple | list):
@@ -143,7 +159,9 @@ def _by_rows(tree: Any, num_rows: int, cut: Callable[[Any], Any]) -> Any:
 
 
 def _has_a_value_a_row(items: Sequence[Any], num_rows: int) -> bool:
-    return len(items) == num_rows and not any(isinstance(i, Tensor | Mapping | tuple | list) for i in items)
+    if len(items) != num_rows or hasattr(items, "_fields") or _leading_dims(items, ""):
+        return False
+    return not all(isinstance(item, tuple | list) and len(item) == num_rows for item in items)
 
 
 def _like(tree: Any, items: list[Any]) -> Any:
@@ -152,7 +170,7 @@ def _like(tree: Any, items: list[Any]) -> Any:
 
 
 def num_rows_of(tree: Any) -> int:
-    """The leading dim that all tensors of a tree share; UsageError where there is none, or more than one."""
+    """The leading dim that all tensors and arrays of a tree share; UsageError for none, or several."""
     found = dict(_leading_dims(tree, "batch"))
     sizes = sorted(set(found.values()))
     if len(sizes) == 1:
@@ -164,8 +182,8 @@ def num_rows_of(tree: Any) -> int:
 
 
 def _leading_dims(tree: Any, path: str) -> list[tuple[str, int]]:
-    if isinstance(tree, Tensor):
-        return [(path, tree.shape[0])] if tree.dim() else []
+    if isinstance(tree, Tensor | np.ndarray):
+        return [(path, tree.shape[0])] if tree.ndim else []
     if isinstance(tree, Mapping):
         return [pair for key, value in tree.items() for pair in _leading_dims(value, f"{path}[{key!r}]")]
     if isinstance(tree, tuple | list):
