@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from msgspec import structs
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 from arachne_runtime.engine import Engine, Recipe
 from arachne_runtime.engine.player import Player
@@ -87,6 +88,37 @@ def test_both_halves_give_what_autograd_gives(autocast, needs_grad):
         assert gradient.dtype is torch.float32
     if needs_grad:
         assert close(x.grad, wanted_x)
+
+
+class Recomputes(nn.Module):
+    """Recomputes a part of itself, in which all tensors have one shape."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Linear(4, 4, bias=False), nn.Linear(4, 4, bias=False)
+
+    def inner(self, x):
+        return torch.tanh(self.second(torch.tanh(self.first(x))))
+
+    def forward(self, x):
+        return checkpoint(self.inner, x, use_reentrant=False)
+
+
+def test_what_a_block_recomputes_by_itself_has_its_gradients_in_the_first_half():
+    """What it saves must be what it saves again, where the products are plain ones."""
+    torch.manual_seed(0)
+    model, x = Recomputes().double(), torch.randn(4, 4, dtype=torch.float64)
+    model(x).square().sum().backward()
+    wanted = gradients(model)
+    model.zero_grad()
+    deferral = Deferral()
+    with deferral:
+        out = model(x)
+    deferral.is_due = True
+    out.square().sum().backward()
+    deferral.pay()
+    found = gradients(model)
+    assert all(alike(found[name], wanted[name], 1e-12) for name in wanted)
 
 
 def test_what_a_product_takes_may_not_be_changed_in_place():

@@ -6,7 +6,7 @@ runs forward. All else (norms, biases, embeddings, convolutions) stays in the fi
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import torch
 import torch.nn.functional as F
@@ -53,6 +53,17 @@ class Deferral(TorchFunctionMode):
         """Whether the backward runs that the products wait for."""
         self._debts: list[_Debt] = []
         self._anchor = torch.zeros((), requires_grad=True)
+        self._saving: Any = None
+        """Who was given saved tensors where the stage began: the stage's own recomputation, or nobody."""
+
+    def __enter__(self) -> Self:
+        self._saving = _saving()
+        super().__enter__()  # type: ignore[no-untyped-call]
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self._saving = None  # it may hold this deferral
+        super().__exit__(*error)  # type: ignore[no-untyped-call]
 
     def __torch_function__(
         self, func: Any, types: Iterable[type], args: tuple[Any, ...] = (), kwargs: Any = None
@@ -61,8 +72,8 @@ class Deferral(TorchFunctionMode):
         kwargs = kwargs or {}
         find = _PRODUCTS.get(func)
         product = find(*args, **kwargs) if find is not None and torch.is_grad_enabled() else None
-        if product is None or not _is_trained_matrix(product):
-            return func(*args, **kwargs)
+        if product is None or not _is_trained_matrix(product) or _saving() is not self._saving:
+            return func(*args, **kwargs)  # what a block recomputes by itself saves other tensors then
         x, weight, bias = _as_computed(product)
         return _Deferred.apply(  # type: ignore[no-untyped-call]
             self._anchor, x, weight.detach(), bias, product.weight, product.transposed, self
@@ -123,6 +134,12 @@ class _Deferred(torch.autograd.Function):
             None,
             None,
         )
+
+
+def _saving() -> Any:
+    """The innermost hooks on saved tensors (torch.utils.checkpoint, offloading), or None."""
+    hooks = torch._C._autograd._top_saved_tensors_default_hooks(False)
+    return None if hooks is None else hooks[0]
 
 
 def _is_trained_matrix(product: _Product) -> bool:
