@@ -358,3 +358,23 @@ def test_what_cannot_be_is_refused():
     recipe = Recipe(optimizer=sgd, loss=mse, precision=Precision.FP16)
     with pytest.raises(UsageError, match=r"but blocks\.0\.weight is torch\.bfloat16"):
         Engine(alone, ModelParts.of(lambda: small().to(torch.bfloat16)), recipe)
+
+
+ALONE = plan_of(Pipeline(micro_batches=5, micro_batch=2, stages=(stage((0, 5), 2, start=0),)))
+
+
+def under_autocast(once):
+    """Losses of steps behind an evaluation, all inside one autocast or each inside its own."""
+    recipe = Recipe(optimizer=sgd, loss=next_token_loss)
+    engine, losses = Engine(ALONE, ModelParts.of(gpt), recipe), []
+    with torch.autocast("cpu", dtype=torch.bfloat16, enabled=once):
+        for step in range(STEPS):
+            with torch.autocast("cpu", dtype=torch.bfloat16):
+                losses.append(engine.evaluate([tokens(step)]).loss)
+                losses.append(engine.step(tokens(step)).loss)
+    engine.close()
+    return losses
+
+
+def test_a_callers_autocast_around_the_loop_does_not_keep_old_parameters():
+    assert under_autocast(once=True) == under_autocast(once=False)

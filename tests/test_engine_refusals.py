@@ -170,6 +170,7 @@ def test_a_function_that_returns_no_optimizer_is_refused(made):
             r"optimizer=a SGD is no function; give .*: lambda p: torch\.optim\.AdamW",
         ),
         ("loss", None, "loss=null is no function; give the mean over its samples"),
+        ("loss", nn.Linear(3, 1), r"loss=Linear has parameters of its own \(weight, bias\)"),
         ("num_items", 5, "num_items=5 is no function"),
         ("clip_norm", "1.0", "clip_norm='1.0' is no norm; give a number above 0"),
         ("clip_norm", 0, "clip_norm=0 is no norm"),

@@ -175,14 +175,59 @@ class Adds(nn.Module):
         return (x.add_(1)).square()
 
 
+def copied(batch):
+    return (batch[0].clone(),)
+
+
 def test_a_recomputed_stage_begins_where_it_began_though_a_block_changes_its_input():
-    inputs = batch()
-    reports = [
-        engine(plan, Adds, Line).step(tuple(t.clone() for t in inputs)) for plan in (WHOLE, PARTS, AGAIN)
-    ]
+    given = batch()
+    reports = [engine(plan, Adds, Line, inputs=copied).step(given) for plan in (WHOLE, PARTS, AGAIN)]
     for report in reports[1:]:
         assert abs(report.loss - reports[0].loss) < 1e-12
         assert abs(report.grad_norm - reports[0].grad_norm) < 1e-12
+
+
+def reconstruction(output, batch):
+    return F.mse_loss(output, batch[0])
+
+
+def changes_its_batch(plan, copies):
+    found = engine(plan, Adds, Line, loss=reconstruction, **({"inputs": copied} if copies else {}))
+    return found.step(batch()).loss
+
+
+def test_a_batch_that_is_changed_in_place_is_refused_where_the_loss_would_not_see_it():
+    """The loss compares with the inputs, on another rank or after a recomputation: it saw the old values."""
+    told = "block 0 or one behind it changes the batch in place"
+    with pytest.raises(ModelError, match=told):
+        changes_its_batch(AGAIN, copies=False)
+    with pytest.raises(WorkerFailedError, match=told):
+        run_ranks(2, changes_its_batch, TWO, False)
+    alone = changes_its_batch(WHOLE, copies=True)
+    assert all(abs(loss - alone) < 1e-12 for loss in run_ranks(2, changes_its_batch, TWO, True))
+    assert changes_its_batch(WHOLE, copies=False) != alone
+
+
+def clamped(parameter):
+    parameter.register_hook(lambda gradient: gradient.clamp(-1e-3, 1e-3))
+
+
+def taken(parameter):
+    parameter.register_post_accumulate_grad_hook(lambda p: setattr(p, "grad", None))
+
+
+@pytest.mark.parametrize("hook", [clamped, taken])
+def test_a_hook_on_a_gradient_is_refused_where_it_would_see_a_part(hook):
+    for plan in (PARTS, WHOLE):
+        found = engine(plan, Line, Line)
+        hook(found.stages[0].blocks["0"].weight)
+        if plan is WHOLE:
+            found.step(batch())
+            continue
+        with pytest.raises(
+            UsageError, match=r"shape \(3, 3\) has a hook on its gradient, which would be called"
+        ):
+            found.step(batch())
 
 
 def test_a_parameter_that_is_thawed_after_the_engine_was_made_is_refused():

@@ -34,10 +34,10 @@ from .nonfinite import refuse_non_finite
 from .optimizer_rule import refuse_optimizer
 from .play import Play
 from .player import Player
-from .precision import Accumulation, LossScale, Precision, refuse_parameters, scale_gradients
+from .precision import Accumulation, LossScale, Precision, forget_casts, refuse_parameters, scale_gradients
 from .program import Program
 from .recipe import Recipe
-from .refusals import refuse_model, refuse_plan, refuse_recipe
+from .refusals import refuse_gradient_hooks, refuse_model, refuse_plan, refuse_recipe
 from .report import EvaluationReport, StepReport
 from .shard_rule import shard_rule_of
 from .sharing import sharing_of
@@ -121,6 +121,7 @@ class Engine:
             )
             for place, stage, each in zip(self.places, self.stages, shared, strict=True)
         }  # fmt: skip
+        self._splits = any(play.splits for play in self._plays.values())
         self._speaking = frozenset(place.stage for place in self.places if place.tp_rank == 0)
         """Stages whose losses and items this rank adds to those of others: one rank of each replica does."""
         self._within = frozenset(stage for stage in self._plays if stage + 1 in self._plays)
@@ -215,6 +216,7 @@ class Engine:
         self._refuse_rows(batch.num_rows)
         with self._records.step(self.num_steps, samples=batch.num_rows, held=self._held):
             self._gradients.begin()
+            refuse_gradient_hooks(self._gradients.parameters, splits=self._splits)
             self._accumulation.begin()
             part, count = self._run(self._program(batch.num_rows), batch)
             with self._told("the commit word"):
@@ -267,6 +269,7 @@ class Engine:
 
     def _run(self, program: Program, batch: StepBatch, *, evaluates: bool = False) -> tuple[Tensor, int]:
         """Play the schedule and sum the gradients; this rank's part of the loss, and the global count."""
+        forget_casts(self._mesh.device)
         records = Silence() if evaluates else self._records
         courier = Courier(
             program.sequence,

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from ..backends.protocol import GradientSums
-from ..data.batch import StepBatch, take_rows, to_device
+from ..data.batch import StepBatch, take_rows, tensors_of, to_device
 from ..data.chance import drawn_under
 from ..errors import ModelError
 from ..measure.recorder import Records
@@ -83,6 +83,8 @@ class Player:
         self._owing: dict[int, list[tuple[range, Deferral]]] = {}
         """By micro-batch whose backward is half done, blocks in descending order."""
         self._samples: dict[int, Any] = {}
+        self._shared: tuple[bool, ...] = ()
+        """Of the inputs of the forward that runs: see ``_sharing``."""
         self.loss = torch.zeros((), dtype=torch.float64, device=play.device)
         """Weighted sum of the losses so far: of the last stage, and of those that blocks added."""
 
@@ -145,6 +147,7 @@ class Player:
         needs_grad = (
             (False,) * len(taken) if self._play.is_first else self._courier.needs_grad(self._play.index)
         )
+        self._shared = self._sharing(taken, samples)
         stays = self._courier.stays(Action(self._play.index - 1, Work.FORWARD, micro_batch))
         outputs, pieces = taken, list[_Piece]()
         mixes = self._looks_for_mixing(micro_batch)
@@ -178,6 +181,15 @@ class Player:
             return nullcontext()
         place = (self._play.seed, self._step, self._play.index, self._rows[micro_batch].start)
         return drawn_under(zlib.crc32(repr(place).encode()), self._play.device)
+
+    def _sharing(self, taken: tuple[Tensor, ...], samples: Any) -> tuple[bool, ...]:
+        """Which inputs share memory with what others hold, where a change in place would not show."""
+        if not self._play.is_first:
+            return self._courier.shares_memory(self._play.index)
+        if self._play.is_last and not self._play.recompute:
+            return ()  # the loss reads the same memory
+        memory = {tensor.untyped_storage().data_ptr() for tensor in tensors_of(samples)}
+        return tuple(tensor.untyped_storage().data_ptr() in memory for tensor in taken)
 
     def _looks_at_shards(self, micro_batch: int) -> ShardRule | None:
         rule = self._play.shard_rule
@@ -245,12 +257,18 @@ class Player:
         deferral: Deferral | None,
     ) -> _Result:
         """Run blocks; ModelError where they change what shared its memory before it crossed a boundary."""
-        received = not self._play.is_first and blocks.start == self._play.stage.block_range.start
-        shared = self._courier.shares_memory(self._play.index) if received else ()
+        enters = blocks.start == self._play.stage.block_range.start
+        shared = self._shared if enters else ()
         before = [(t, t._version) for t, flag in zip(inputs, shared, strict=False) if flag]
         with extra_losses() as added, deferral or nullcontext():
             outputs: tuple[Tensor, ...] = self._play.stage(inputs, context, blocks)
         if any(tensor._version != version for tensor, version in before):
+            if self._play.is_first:
+                raise ModelError(
+                    f"block {blocks.start} or one behind it changes the batch in place, which the loss would "
+                    "see in one process, and not on another rank or after a recomputation; give it a copy: "
+                    "engine(..., inputs=lambda batch: (batch[0].clone(),))"
+                )
             raise ModelError(
                 f"block {blocks.start} or one behind it changes its input in place, which shared memory with "
                 f"another output of block {blocks.start - 1}: one process would see the change in both; "

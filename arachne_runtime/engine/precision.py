@@ -55,6 +55,12 @@ def autocast(precision: Precision | None, device: torch.device) -> AbstractConte
     return torch.autocast(device.type, dtype=precision.dtype)
 
 
+def forget_casts(device: torch.device) -> None:
+    """Under a caller's autocast: parameters were stepped since it cast them, or cast without gradients."""
+    if torch.is_autocast_enabled(device.type):
+        torch.clear_autocast_cache()
+
+
 @dataclass(slots=True)
 class LossScale:
     """The factor of every loss in float16, so that small gradients do not vanish; equal on all ranks.

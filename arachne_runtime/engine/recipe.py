@@ -73,6 +73,7 @@ class Recipe:
         for name, function in functions.items():
             if not callable(function):
                 raise UsageError(f"{name}={said(function)} is no function; give {_FUNCTIONS[name]}")
+        _refuse_trained(self.loss)
         refuse_no_integers(seed=self.seed)
         if not (self.dtype is None or isinstance(self.dtype, torch.dtype)):
             raise UsageError(f"dtype={said(self.dtype)} is no dtype of torch; give one, like torch.bfloat16")
@@ -102,6 +103,19 @@ class Recipe:
         """What ranks can compare of it."""
         dtypes = (self.dtype, self.precision, self.accumulate)
         return self.seed, dtypes, self.clip_norm, self.stochastic, self.num_items is None
+
+
+def _refuse_trained(loss: Loss) -> None:
+    """UsageError for a loss with parameters: no block holds them, so nothing would step them."""
+    if isinstance(loss, nn.Module):
+        trained = [name for name, p in loss.named_parameters() if p.requires_grad]
+        if trained:
+            names = ", ".join(trained)
+            raise UsageError(
+                f"loss={type(loss).__name__} has parameters of its own ({names}), which no stage holds and "
+                "no optimizer would step; put them into the model's last block, or freeze them "
+                "(requires_grad_(False))"
+            )
 
 
 def refuse_no_integers(**arguments: object) -> None:

@@ -1,5 +1,7 @@
 """What cannot be run exactly is refused before the first step, alike on every rank, with the way out."""
 
+from collections.abc import Iterable
+
 from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.dropout import _DropoutNd
@@ -106,6 +108,17 @@ def refuse_missing_experts(plan: Plan, parts: ModelParts) -> None:
                     f"expert_tensor {stage.expert_tensor}, but blocks {first} to {stop - 1} hold no experts "
                     "that can be shared out; make their mixture an arachne.MoE, or set both to 1"
                 )
+
+
+def refuse_gradient_hooks(parameters: Iterable[nn.Parameter], *, splits: bool) -> None:
+    """Refuse hooks on gradients where a backward gives a part of one: they would see it before the sum."""
+    for parameter in parameters if splits else ():
+        if parameter._backward_hooks or parameter._post_accumulate_grad_hooks:
+            raise UsageError(
+                f"a parameter of shape {tuple(parameter.shape)} has a hook on its gradient, which would be "
+                "called for each micro-batch of each replica, before the sum; change gradients where they "
+                "are whole (engine.optimizer.register_step_pre_hook), or remove the hook"
+            )
 
 
 def _drops(module: nn.Module) -> bool:
