@@ -128,6 +128,18 @@ def test_bounds_that_leave_out_the_base_batch_are_refused(bounds):
         Controller(base_batch=32, **bounds)
 
 
+def test_a_resumed_one_decides_the_same():
+    whole, rng = Controller(base_batch=32), random.Random(2)
+    train(whole, 110, noise_scale=2000.0, rng=rng)
+    resumed, later = Controller(base_batch=32), random.Random()
+    resumed.resume(whole.state)
+    later.setstate(rng.getstate())
+    assert train(whole, 150, noise_scale=9000.0, rng=rng) == train(resumed, 150, 9000.0, rng=later) != []
+    assert whole.state == resumed.state
+    with pytest.raises(UsageError, match="now it is from 32 to 40"):
+        Controller(base_batch=32, most=40).resume(whole.state)
+
+
 def test_settings_are_kept():
     controller = Controller(base_batch=32, settings=ControllerSettings(hysteresis=10.0))
     assert train(controller, 100, noise_scale=3000.0) == []

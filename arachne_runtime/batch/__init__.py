@@ -2,10 +2,10 @@
 
 from .balance import Balancer, BalanceSettings, Phase
 from .buckets import Reading
-from .controller import Controller, ControllerSettings, Decision
+from .controller import Controller, ControllerSettings, ControllerState, Decision
 from .curve import Corner, best_times
 from .goodput import BatchProblem, Choice, best_batch
-from .noise import Group, NoiseAverage, NoiseReading, SegmentNorms, measure_noise, total
+from .noise import Group, NoiseAverage, NoiseReading, NoiseState, SegmentNorms, measure_noise, total
 from .scaling import Progress, ScalingRule, gain, lr_factor
 from .time_model import ReplicaTime, TimeModel
 
@@ -16,11 +16,13 @@ __all__ = [
     "Choice",
     "Controller",
     "ControllerSettings",
+    "ControllerState",
     "Corner",
     "Decision",
     "Group",
     "NoiseAverage",
     "NoiseReading",
+    "NoiseState",
     "Phase",
     "Progress",
     "Reading",

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from ..errors import UsageError
 from ..units import Seconds, format_seconds
 from .goodput import BatchProblem, Choice, best_batch
-from .noise import NoiseAverage, NoiseReading
+from .noise import NoiseAverage, NoiseReading, NoiseState
 from .scaling import Progress, ScalingRule, lr_factor
 from .time_model import TimeModel
 
@@ -57,6 +57,18 @@ class Decision:
         )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ControllerState:
+    """Where a ``Controller`` is: plain numbers (``dataclasses.asdict``), for a checkpoint."""
+
+    step: int
+    batch: int
+    accumulation: int
+    progress_steps: float
+    noise_scale: float
+    noise: NoiseState
+
+
 class Controller:
     """Decides the total batch from the readings of the noise and the time model.
 
@@ -103,6 +115,27 @@ class Controller:
     def lr_factor(self) -> float:
         """What the base learning rate is multiplied by in the present step."""
         return lr_factor(self._rule, self.batch, base_batch=self.base_batch, noise_scale=self._noise_scale)
+
+    @property
+    def state(self) -> ControllerState:
+        """For a checkpoint."""
+        return ControllerState(
+            step=self._step,
+            batch=self.batch,
+            accumulation=self.accumulation,
+            progress_steps=self.progress.steps,
+            noise_scale=self._noise_scale,
+            noise=self._average.state,
+        )
+
+    def resume(self, state: ControllerState) -> None:
+        """Go on where another one was; UsageError where its batch is out of bounds. The log begins anew."""
+        if not self._least <= state.batch <= self._most:
+            raise UsageError(f"the batch was {state.batch}; now it is from {self._least} to {self._most}")
+        self._step, self._noise_scale = state.step, state.noise_scale
+        self.batch, self.accumulation = state.batch, state.accumulation
+        self.progress = Progress(self.base_batch, state.progress_steps)
+        self._average.state = state.noise
 
     def observe(
         self,

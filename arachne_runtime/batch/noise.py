@@ -116,6 +116,16 @@ def total(readings: Iterable[NoiseReading]) -> NoiseReading:
     )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NoiseState:
+    """What a ``NoiseAverage`` has learnt: plain numbers, for a checkpoint."""
+
+    num_steps: int = 0
+    weight: float = 0.0
+    trace: float = 0.0
+    signal: float = 0.0
+
+
 class NoiseAverage:
     """Readings of many steps, numerator and denominator averaged each for itself, as their ratio has a bias.
 
@@ -128,34 +138,38 @@ class NoiseAverage:
             raise UsageError(f"memory_steps is {memory_steps}, least_steps {least_steps}; at least 1 each")
         self._keep = 1 - 1 / memory_steps
         self._least_steps = least_steps
-        self._num_steps, self._weight = 0, 0.0
-        self._trace, self._signal = 0.0, 0.0
+        self.state = NoiseState()
+        """May be set to what another one had."""
 
     def add(self, reading: NoiseReading) -> None:
         """One step's reading; what is not finite (a step that overflowed) is left out."""
         if not (math.isfinite(reading.trace) and math.isfinite(reading.signal)):
             return
-        self._num_steps += 1
-        self._weight = self._keep * self._weight + 1
-        self._trace += (reading.trace - self._trace) / self._weight
-        self._signal += (reading.signal - self._signal) / self._weight
+        old = self.state
+        weight = self._keep * old.weight + 1
+        self.state = NoiseState(
+            num_steps=old.num_steps + 1,
+            weight=weight,
+            trace=old.trace + (reading.trace - old.trace) / weight,
+            signal=old.signal + (reading.signal - old.signal) / weight,
+        )
 
     @property
     def trace(self) -> float:
         """Averaged noise of a batch of one sample."""
-        return self._trace
+        return self.state.trace
 
     @property
     def signal(self) -> float:
         """Averaged squared norm of the true gradient."""
-        return self._signal
+        return self.state.signal
 
     @property
     def noise_scale(self) -> float | None:
         """Samples at which noise and signal are equal; None while too few steps or no signal were seen."""
-        if self._num_steps < self._least_steps or self._signal <= 0:
+        if self.state.num_steps < self._least_steps or self.signal <= 0:
             return None
-        return max(self._trace, 0.0) / self._signal
+        return max(self.trace, 0.0) / self.signal
 
 
 def _kappa(groups: Sequence[Group], squared_norm: float, weight: float, variance: float) -> float:
