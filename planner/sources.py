@@ -1,4 +1,4 @@
-"""The search as ``planner.find_plan``: with the learned policy among its sources, where that is wanted.
+"""The search as ``planner.find_plan``: the learned policy is asked once the enumeration has no more to give.
 
 ``planner.search`` does not know the policy, which is built on it.
 """
@@ -16,6 +16,9 @@ from .request import Request
 from .search import Enumeration, Found, Progress, Source, Step
 from .search.sources import usual_sources
 
+LEAST_LEARNED_S: Seconds = 1.0
+"""A shorter search ends before its moves do, and so before the policy would be asked: it need not be read."""
+
 
 def find_plan(
     request: Request,
@@ -30,14 +33,17 @@ def find_plan(
     clock: Callable[[], Seconds] = time.monotonic,
     steps: Collection[Step] = tuple(Step),
 ) -> Found:
-    """``planner.search.find_plan``; ``learned``: with the policy beside the usual sources.
+    """``planner.search.find_plan``, with time left after the usual sources and all moves by the policy.
 
-    It counts only without ``sources``. The policy is not asked unless it is wanted: in short searches the
-    enumeration with moves finds plans that are as good (docs/negative-results.md).
+    ``learned``: the policy is asked beside the usual sources instead, which short searches do not gain from
+    (docs/negative-results.md). Neither with ``sources`` nor, later, with ``evaluations``.
     """
     notes: tuple[str, ...] = ()
+    later: tuple[Source, ...] = ()
     if learned and sources is None:
         sources, notes = with_policy(request)
+    elif sources is None and evaluations is None and time_budget_s >= LEAST_LEARNED_S:
+        later, notes = policy_alone()
     return search.find_plan(
         request,
         seed=seed,
@@ -46,6 +52,7 @@ def find_plan(
         on_progress=on_progress,
         peers=peers,
         sources=sources,
+        later=later,
         notes=notes,
         clock=clock,
         steps=steps,
@@ -55,11 +62,17 @@ def find_plan(
 def with_policy(request: Request) -> tuple[tuple[Source, ...], tuple[str, ...]]:
     """The usual sources with the policy behind the enumeration, where it can be read; what has to be said."""
     usual = usual_sources(request)
+    at = 1 + next(i for i, source in enumerate(usual) if isinstance(source, Enumeration))
+    policy, notes = policy_alone()
+    return (*usual[:at], *policy, *usual[at:]), notes
+
+
+def policy_alone() -> tuple[tuple[Source, ...], tuple[str, ...]]:
+    """The policy where it can be read; what has to be said."""
     try:
-        at = 1 + next(i for i, source in enumerate(usual) if isinstance(source, Enumeration))
-        return (*usual[:at], _learned(), *usual[at:]), ()
+        return (_learned(),), ()
     except (PolicyMissingError, PolicyStaleError, InvalidFileError) as error:
-        return usual, (f"planned without the learned policy: {error}",)
+        return (), (f"planned without the learned policy: {error}",)
 
 
 @lru_cache(maxsize=1)

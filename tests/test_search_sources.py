@@ -7,10 +7,11 @@ from msgspec.structs import replace as changed
 
 from arachne_runtime.errors import PolicyMissingError
 from arachne_runtime.plan.plan import MadeBy, Pipeline, Plan, Replica, ScheduleKind, Stage
-from planner import find_plan, sources
+from planner import find_plan, search, sources
 from planner.policy import Policy
-from planner.search import Running, Uniform, signed
+from planner.search import Enumeration, Running, Uniform, signed
 from planner.search.batch import Templates
+from planner.search.find import AGAIN_PATIENCE
 from planner.search.moves import lines_of
 from planner.search.running import lines_on
 from planner.search.shapes import Shapes, possible, shapes_of
@@ -54,11 +55,65 @@ def test_the_policy_is_asked_and_enumeration_beside_it(with_weights):
     assert plans[0] == plans[1]
 
 
-def test_the_policy_is_asked_only_where_it_is_wanted(without_weights):
+def test_a_short_or_counted_search_does_not_read_the_policy(without_weights):
     request = request_of(*MIXED)
     assert [source.name for source in sources.usual_sources(request)] == ["uniform", "enumeration"]
     assert find_plan(request, evaluations=3, peers=()).notes == ()
     assert find_plan(request, time_budget_s=0.05, peers=()).notes == ()
+
+
+def test_a_long_search_without_weights_says_so(without_weights):
+    notes = find_plan(request_of(*MIXED), time_budget_s=1.0, peers=(), clock=Ticks(0.02)).notes
+    assert notes == ("planned without the learned policy: no weights",)
+
+
+class Ticks:
+    """A clock that goes on by a part of a second each time that it is looked at."""
+
+    def __init__(self, tick_s):
+        self.now, self.tick_s = 0.0, tick_s
+
+    def __call__(self):
+        self.now += self.tick_s
+        return self.now
+
+
+class Recorded:
+    """A source that keeps the seeds that it was asked with, and proposes what another does."""
+
+    name = "recorded"
+
+    def __init__(self, source):
+        self.source, self.seeds = source, []
+
+    def batches(self, completion, seed):
+        self.seeds.append(seed)
+        return self.source.batches(completion, seed)
+
+
+def test_with_time_left_other_sources_are_asked_from_new_seeds():
+    """The usual source knows uniform plans alone; what comes later knows better ones."""
+    request = request_of(*MIXED)
+    first = Recorded(Uniform())
+    alone = search_for(request, first)
+    later = Recorded(Enumeration())
+    found = search_for(request, Recorded(Uniform()), later)
+    assert first.seeds == [5]
+    assert later.seeds == list(range(6, 6 + len(later.seeds)))
+    assert len(later.seeds) >= AGAIN_PATIENCE
+    assert found.estimate.iteration_s <= alone.estimate.iteration_s
+
+
+def test_time_that_is_over_leaves_what_would_come_later_unasked():
+    later = Recorded(Enumeration())
+    search.find_plan(request_of(*MIXED), time_budget_s=0.2, peers=(), later=(later,), clock=Ticks(0.05))
+    assert later.seeds == []
+
+
+def search_for(request, source, *later):
+    return search.find_plan(
+        request, seed=5, time_budget_s=1e4, peers=(), sources=(source,), later=later, clock=Ticks(1e-3)
+    )
 
 
 def test_uniform_plans_come_in_one_small_batch():

@@ -54,7 +54,7 @@ def command(
 ) -> None:
     """Train the policy that proposes templates to the search.
 
-    The search does not ask the policy unless it is told to in Python: find_plan(learned=True).
+    The search asks the policy when its own proposals bring nothing better and time is left.
     The same recipe and seed give the same weights on one machine. With --from the profile is corrected by
     what runs measured, and the shipped weights are fine-tuned on its costs.
     """

@@ -50,6 +50,9 @@ PEERS_PART = 0.4
 ALL_PEERS_S: Seconds = 60.0
 """From this budget on every peer has all the time it asks for (docs: invariant 6)."""
 
+AGAIN_PATIENCE = 4
+"""Rounds of new proposals without anything better after which a search with time left gives up; a guess."""
+
 LEAST_PEER_S: Seconds = 0.05
 """A peer is not asked for less."""
 
@@ -75,6 +78,7 @@ def find_plan(
     on_progress: Callable[[Progress], None] | None = None,
     peers: Sequence[Strategy] = PEERS,
     sources: Sequence[Source] | None = None,
+    later: Sequence[Source] = (),
     notes: tuple[str, ...] = (),
     clock: Callable[[], Seconds] = time.monotonic,
     steps: Collection[Step] = tuple(Step),
@@ -83,13 +87,14 @@ def find_plan(
 
     With ``evaluations`` the number of plans that are priced for each schedule is limited instead of the time:
     the same inputs give the same plan everywhere, and more schedules never a slower one. ``sources``: by
-    default those of ``planner.search.sources``; ``notes``: what ``Found.notes`` says of them. ``clock``: what
-    the time budget is counted in. Raises NoFeasiblePlanError, saying what binds, and NotMeasuredError.
+    default those of ``planner.search.sources``; ``later``: what is asked, from new seeds, once moves bring no
+    more and time is left; ``notes``: what ``Found.notes`` says of them. ``clock``: what the time budget is
+    counted in. Raises NoFeasiblePlanError, saying what binds, and NotMeasuredError.
     """
     asked = usual_sources(request) if sources is None else sources
     kinds = tuple(kind for kind in ORDER if kind in request.schedules)
     judge = Judge(request, None if evaluations else time_budget_s, evaluations, on_progress, clock)
-    search = _Search(request, judge, kinds[:1] if evaluations else kinds, seed, peers, asked, steps)
+    search = _Search(request, judge, kinds[:1] if evaluations else kinds, seed, peers, asked, steps, later)
     proven = False
     with suppress(SearchOverError):
         proven = search.run()
@@ -162,6 +167,7 @@ class _Search:
         peers: Sequence[Strategy],
         sources: Sequence[Source],
         steps: Collection[Step],
+        later: Sequence[Source] = (),
     ) -> None:
         self.request = request
         self.judge = judge
@@ -170,13 +176,14 @@ class _Search:
         self.peers = peers
         self.sources = sources
         self.steps = steps
+        self.later = later
         self.rivals: list[Rival] = []
 
     def run(self) -> bool:
         """Whether the best plan is proven to be the best."""
         request, judge = self.request, self.judge
         supply = Supply.of(request)
-        first, *others = self._broad(supply)
+        first, *others = self._broad(supply, self.sources, self.seed)
         if request.running is not None and still_there(request.running, request):
             judge.keep(request.running)
         with suppress(SearchOverError):
@@ -191,18 +198,32 @@ class _Search:
         proven = judge.time_budget_s is not None and self._prove(judge.time_budget_s)
         if not proven:
             self._climb_on()
+        if not proven and self.judge.time_budget_s is not None:
+            self._start_again(supply)
             self._go_on([first, *others])
         return proven and PROVEN_KINDS.issuperset(self.kinds)
 
     def _go_on(self, every: Sequence[Broad]) -> None:
         """With time left: moves from more templates, and what they bring in mixtures and refined."""
-        if self.judge.time_budget_s is None:
-            return
         for broad in every:
             broad.climb(LONG_PATIENCE)
             if Step.PACK in self.steps:
                 broad.pack()
         self._climb_on()
+
+    def _start_again(self, supply: Supply) -> None:
+        """With time still left: searches of their own from other proposals, until they bring nothing more.
+
+        Moves go from the best columns, so that new proposals among the old columns would not be moved.
+        """
+        seed, left = self.seed, AGAIN_PATIENCE
+        while self.later and left and self.judge.kept:
+            seed, before = seed + 1, self.judge.kept[0].score
+            for broad in self._broad(supply, self.later, seed):
+                broad.start()
+                self._improve(broad)
+            self._climb_on()
+            left = AGAIN_PATIENCE if self.judge.kept[0].score != before else left - 1
 
     def _improve(self, broad: Broad) -> None:
         if Step.REFINE in self.steps:
@@ -210,13 +231,13 @@ class _Search:
         if Step.PACK in self.steps:
             broad.pack()
 
-    def _broad(self, supply: Supply) -> Iterator[Broad]:
+    def _broad(self, supply: Supply, sources: Sequence[Source], seed: int) -> Iterator[Broad]:
         """Each schedule, interleaved with each number of runs; with one run it is 1F1B, and comes last."""
         for kind in self.kinds:
             several = range(2, MOST_RUNS + 1) if kind is ScheduleKind.INTERLEAVED else ()
             alone = ScheduleKind.ONE_F_ONE_B not in self.kinds
             for runs in (*several, *((1,) if alone or not several else ())):
-                yield Broad(self.judge, supply, kind, self.sources, seed=self.seed, runs=runs)
+                yield Broad(self.judge, supply, kind, sources, seed=seed, runs=runs)
 
     def _prove(self, budget_s: Seconds) -> bool:
         """Local moves first: the better the plan to start from, the sooner the proof.
