@@ -10,5 +10,7 @@ ProfileOfModel = Annotated[
     str | None, typer.Option(help="A profile.json, or a name of the catalog (default: the model's).")
 ]
 
-MODEL_OF_PLAN = "Its model: a name of the catalog, a model.json, or a config.json."
-"""Help of ``--model`` where a plan is given, required or not."""
+MODEL = "A name of the catalog, a folder of `arachne profile`, or a config.json."
+"""Help of ``--model``, required or not."""
+MODEL_OF_PLAN = f"Its model: {MODEL[0].lower()}{MODEL[1:]}"
+"""The same where a plan is given."""

@@ -16,7 +16,7 @@ from arachne_runtime.units import Seconds, format_bytes, format_seconds, signifi
 
 from ..folders import check_writable
 from ..inputs import model_from, profile_from
-from ..options import AsJson, ProfileOfModel
+from ..options import MODEL, AsJson, ProfileOfModel
 
 if TYPE_CHECKING:  # loads NumPy, which `arachne --help` does without
     from planner import Request
@@ -45,9 +45,7 @@ class Row:
 def command(
     plans: Annotated[list[Path], typer.Argument(help="Plans to compare (plan.json).")],
     cluster: Annotated[Path | None, typer.Option(help="The devices: a cluster.toml.")] = None,
-    model: Annotated[
-        str | None, typer.Option(help="A name of the catalog, a model.json, or a config.json.")
-    ] = None,
+    model: Annotated[str | None, typer.Option(help=MODEL)] = None,
     profile: ProfileOfModel = None,
     run: Annotated[
         Path | None, typer.Option(help="Lay these records (arachne run --trace DIR) beside the plan's price.")

@@ -21,7 +21,7 @@ from arachne_runtime.units import Seconds, format_seconds
 from ..folders import check_writable
 from ..goal import Goal, goal_from
 from ..inputs import dtype_source, model_from, profile_from
-from ..options import AsJson
+from ..options import MODEL, AsJson
 
 if TYPE_CHECKING:  # loads NumPy, which `arachne --help` does without
     from planner import Found, Request
@@ -44,9 +44,7 @@ MOST_WHAT_IF_S: Seconds = 0.5
 
 def command(
     cluster: Annotated[Path, typer.Option(help="The devices: a cluster.toml.")],
-    model: Annotated[
-        str, typer.Option(help="A name of the catalog, a folder of `arachne profile`, or a config.json.")
-    ],
+    model: Annotated[str, typer.Option(help=MODEL)],
     global_batch: Annotated[int, typer.Option(help="Samples of a training step; no plan changes it.")],
     running: Annotated[
         Path | None,
