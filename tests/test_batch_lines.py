@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from arachne_runtime.batch.lines import LineFits
@@ -81,8 +81,9 @@ def test_lines_neither_fall_nor_start_below_zero():
     assert 0.1 < through.slope < 0.2
 
 
+@settings(max_examples=50)
 @given(
-    st.lists(st.tuples(st.integers(0, 400), st.floats(0, 1e4), st.integers(1, 150)), min_size=1, max_size=12)
+    st.lists(st.tuples(st.integers(0, 400), st.floats(0, 1e4), st.integers(1, 40)), min_size=1, max_size=8)
 )
 def test_whatever_is_read_lines_stay_finite(runs):
     fits = LineFits(1, memory=64)
