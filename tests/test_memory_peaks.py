@@ -8,8 +8,9 @@ from msgspec.structs import replace
 
 from arachne_runtime.plan.plan import Pipeline, Plan, Replica, ScheduleKind, Stage
 from arachne_runtime.plan.profile import WorkingBytes
-from bench.memory import CLUSTER, compared
+from bench.memory import CLUSTER, compared, predicted
 from bench.memory_profile import measured_profile
+from examples import mixtral
 from planner.cost import stage_memory
 from planner.cost.fleet import Fleet
 from planner.cost.tables import Tables
@@ -64,6 +65,45 @@ def test_less_is_predicted_only_where_more_is_known(measured):
         shared = stage_memory(tables, **stage, micro_batches=8).total
         alone = stage_memory(tables, **stage, micro_batches=8, summed=False).total
         assert alone <= shared <= guess
+
+
+def of_degree_2(measured, whole=100):
+    """As measured, and at TP 2, where so many parameters of each block are not divided."""
+    model, profile = measured
+    numel = {block.kind: block.parameters for block in model.blocks}
+    updates = [replace(u, tp=2, parameters=(numel[u.kind] + whole) // 2) for u in profile.updates]
+    timings = [replace(row, tp=2) for row in profile.timings]
+    return replace(profile, timings=(*profile.timings, *timings), updates=(*profile.updates, *updates))
+
+
+def test_what_a_group_does_not_divide_is_held_by_each_device(measured):
+    model, _ = measured
+    plan = plan_of(ScheduleKind.ONE_F_ONE_B, 2, ((0, 6), False, [("a:0 a:1", 2)]))
+    divided, whole = (predicted(plan, model, of_degree_2(measured, w))["a:0"] for w in (0, 10_000))
+    held = model.bytes_per_parameter.total * len(model.blocks) * 10_000 / 2
+    assert 0.7 * held <= whole - divided <= held
+
+
+def test_gradients_of_which_others_hold_finer_parts_are_no_views_of_a_buffer(measured):
+    model, _ = measured
+    alike, finer = (
+        plan_of(ScheduleKind.ONE_F_ONE_B, 4, ((0, 6), False, [("a:0", 2), (devices, 2)]))
+        for devices in ("b:0", "b:0 b:1")
+    )
+    profile = of_degree_2(measured)
+    more = predicted(finer, model, profile)["a:0"] - predicted(alike, model, profile)["a:0"]
+    numel = sum(block.parameters - 100 for block in model.blocks)
+    assert 0.8 * numel * 4 <= more <= numel * 4
+
+
+def test_a_measured_model_says_what_experts_it_has():
+    model, _ = measured_profile("mixtral", samples=(1,))
+    layer = model.blocks[1]
+    config = mixtral.Config()
+    assert (layer.experts, layer.experts_per_token) == (config.experts, config.top_k)
+    assert layer.expert_parameters == 3 * config.experts * config.width * config.ffn
+    assert layer.expert_flops == 2 * 3 * config.top_k * config.width * config.ffn * config.sequence
+    assert model.blocks[0].experts == model.blocks[-1].experts == 0
 
 
 def plan_of(schedule, micro_batches, *stages, zero=0):
