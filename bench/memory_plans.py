@@ -256,7 +256,7 @@ KINDS = (
     Kind(name="interleaved", draw=partial(random_plan, schedules=(ScheduleKind.INTERLEAVED,)), full=8),
     Kind(name="zero-bubble", draw=partial(random_plan, schedules=(ScheduleKind.ZERO_BUBBLE,)), full=8),
     Kind(name="zero-1", workload="eight-heads", draw=zero_1_plan, needs="deepspeed"),
-    Kind(name="zero-2", draw=partial(zero_gradients_plan, 2), full=4, needs="deepspeed"),
+    Kind(name="zero-2", draw=partial(zero_gradients_plan, 2), full=4, highest=0.2, needs="deepspeed"),
     Kind(name="zero-3", draw=partial(zero_gradients_plan, 3), full=4, needs="deepspeed"),
     Kind(name="experts", workload="mixtral", draw=tiled_plan, full=8, highest=0.5),
 )

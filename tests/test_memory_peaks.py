@@ -96,6 +96,22 @@ def test_gradients_of_which_others_hold_finer_parts_are_no_views_of_a_buffer(mea
     assert 0.8 * numel * 4 <= more <= numel * 4
 
 
+def test_so_are_gradients_of_experts_that_others_cut_otherwise():
+    model, profile = measured_profile("mixtral", samples=(1, 2))
+    mine = Stage(layers=(0, 5), replicas=(Replica(devices=("a:0",), share=1),))
+    apart = {}
+    for parallel in (1, 2):
+        others = tuple(Replica(devices=(device,), share=1) for device in ("b:0", "b:1"))
+        other = Stage(layers=(0, 5), expert_parallel=parallel, replicas=others)
+        pipelines = tuple(
+            Pipeline(micro_batches=4, micro_batch=len(s.replicas), stages=(s,)) for s in (mine, other)
+        )
+        plan = Plan(model="byte-mixtral", global_batch=12, sequence=64, pipelines=pipelines)
+        apart[parallel] = predicted(plan, model, profile)["a:0"]
+    routed = sum(block.expert_parameters for block in model.blocks) * 4
+    assert 0.5 * routed <= apart[2] - apart[1] <= routed
+
+
 def test_a_measured_model_says_what_experts_it_has():
     model, _ = measured_profile("mixtral", samples=(1,))
     layer = model.blocks[1]

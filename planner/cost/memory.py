@@ -221,6 +221,7 @@ def _split(
     adoption = memory.adoption + SUM_BYTES
     if zero == 2 and micro_batches > 1:  # sums of this micro-batch beside those of the ones before
         summing += memory.gradients + overhang
+        adoption += overhang
     elif zero == 2:
         adoption -= memory.gradients
     return replace(
