@@ -1,5 +1,7 @@
 """ZeRO-2 and 3 of data-parallel plans: DeepSpeed sums and splits gradients (and parameters), exactly."""
 
+import math
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -9,7 +11,12 @@ import arachne_runtime as arachne
 from arachne_runtime.engine import Engine, Recipe
 from arachne_runtime.engine.precision import Precision
 from arachne_runtime.engine.refusals import refuse_recipe
-from arachne_runtime.errors import UnsupportedPlanError, WorkerFailedError
+from arachne_runtime.errors import (
+    NonFiniteGradientError,
+    UnsupportedPlanError,
+    UsageError,
+    WorkerFailedError,
+)
 from arachne_runtime.model import ModelParts
 from arachne_runtime.plan.plan import Pipeline
 from arachne_runtime.testing import run_ranks
@@ -190,3 +197,56 @@ def test_what_changes_gradients_later_is_refused(zero, asked):
     ):
         refuse_recipe(with_zero(WIDE, zero), recipe)
     refuse_recipe(with_zero(WIDE, 1), recipe)
+
+
+def lines(num_frozen=0):
+    """As many blocks as the plan has, the first of them frozen."""
+    return ModelParts.of(
+        lambda: nn.Sequential(
+            *(nn.Linear(4, 4).requires_grad_(i >= num_frozen) for i in range(WIDE.num_blocks))
+        )
+    )
+
+
+def goes_on_behind_a_nan(zero):
+    """Losses of the steps; what is told of the one that is refused."""
+    engine, told = engine_of(lines(), zero), []
+    for step in range(3):
+        torch.manual_seed(step)
+        x, y = torch.randn(2, WIDE.global_batch, 4)
+        if step == 1:
+            x[0, 0] = math.nan
+        try:
+            told.append(engine.step((x, y)).loss)
+        except NonFiniteGradientError as error:
+            told.append(str(error))
+    engine.close()
+    return told
+
+
+@pytest.mark.parametrize("zero", [2, 3])
+def test_a_gradient_that_is_not_finite_changes_nothing_and_is_told(zero):
+    num_ranks = len(WIDE.devices)
+    whole, split = (run_ranks(num_ranks, goes_on_behind_a_nan, each) for each in (0, zero))
+    for a, b in zip(whole, split, strict=True):
+        assert f"a gradient is not finite; under ZeRO-{zero} no rank has whole gradients" in b[1]
+        assert [b[0], b[2]] == pytest.approx([a[0], a[2]], rel=1e-5)
+
+
+def thawed_later(zero):
+    engine = engine_of(lines(num_frozen=1), zero)
+    batch = torch.ones(WIDE.global_batch, 4), torch.ones(WIDE.global_batch, 4)
+    engine.step(batch)
+    for _, parameter in engine.named_parameters():
+        parameter.requires_grad_(True)
+    try:
+        engine.step(batch)
+    except UsageError as error:
+        return str(error)
+    finally:
+        engine.close()
+
+
+def test_a_parameter_that_is_thawed_later_is_refused():
+    told = run_ranks(len(WIDE.devices), thawed_later, 2)
+    assert all("was frozen when the engine was made" in each for each in told)

@@ -7,6 +7,7 @@ from typing import Protocol
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from ..errors import UsageError
 from ..model import StageModule
 from ..plan.order import Reduction
 from ..units import Bytes
@@ -125,6 +126,15 @@ class WholeStates:
 
     def close(self) -> None:
         """Nothing is held."""
+
+
+def refuse_thawed(frozen: Sequence[nn.Parameter]) -> None:
+    """UsageError where one of those that were frozen when the engine was made takes gradients now."""
+    if thawed := [tuple(p.shape) for p in frozen if p.requires_grad]:
+        raise UsageError(
+            f"a parameter of shape {thawed[0]} was frozen when the engine was made, so no rank sums its "
+            "gradient; make the engine with it trainable and freeze it afterwards, or make a new engine"
+        )
 
 
 def states_of(optimizer: Optimizer) -> Iterator[Tensor]:

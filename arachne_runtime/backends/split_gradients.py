@@ -14,12 +14,12 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from ..errors import UnsupportedPlanError
+from ..errors import NonFiniteGradientError, UnsupportedPlanError
 from ..model import StageModule
 from ..plan.order import REDUCTION_BYTES, Reduction
 from ..units import Bytes
 from .deepspeed import Split, load
-from .protocol import GradientSums, states_of
+from .protocol import GradientSums, refuse_thawed, states_of
 from .split_states import refuse_dtypes, refuse_early_states
 
 DTYPES = (torch.float32,)
@@ -57,6 +57,7 @@ class SplitGradients:
         self._split = split
         self._group: dist.ProcessGroup | None = group
         trained = [p for p in module.parameters() if p.requires_grad]
+        self._frozen = [p for p in module.parameters() if not p.requires_grad]
         groups = enumerate(split.zero.bit16_groups if stage == 2 else ())  # stage 3 asks for no group
         self._ordered = _Ordered(split.zero, trained, {id(p): (i,) for i, group in groups for p in group})
         self._calls = _Calls(module) if stage == 3 else None
@@ -94,7 +95,8 @@ class SplitGradients:
         return self
 
     def begin(self) -> None:
-        """Forget the last step."""
+        """Forget the last step; UsageError where a parameter was frozen when it was made."""
+        refuse_thawed(self._frozen)
         self._ordered.used = [False] * len(self._ordered.used)
         if self._calls is not None:
             self._calls.number = 0
@@ -153,11 +155,19 @@ class SplitGradients:
         torch._foreach_mul_(self._parts, min(1.0, limit / (norm + 1e-6)))
 
     def step(self) -> None:
-        """Step this rank's part; DeepSpeed hands it round now (stage 2) or where it is used (3)."""
+        """Step this rank's part; DeepSpeed hands it round now (stage 2) or where it is used (3).
+
+        Raises:
+            NonFiniteGradientError: On all ranks, since DeepSpeed looks at all parts, and skips the step.
+
+        """
         self._split.step()
-        assert not self._split.zero.overflow, (
-            "a norm that is no number reached DeepSpeed, which skips the step"
-        )
+        if self._split.zero.overflow:
+            raise NonFiniteGradientError(
+                f"a gradient is not finite; under ZeRO-{self._stage} no rank has whole gradients to say "
+                "which. No parameter was changed: look at this batch, lower the learning rate, clip the "
+                "steps before (clip_norm=), or set zero to 1 to be told the parameter"
+            )
 
     def whole(self) -> AbstractContextManager[None]:
         """Gather the parameters of stage 3."""

@@ -7,6 +7,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor, nn
 
+from ..backends.protocol import refuse_thawed
 from ..errors import ModelError, UsageError
 from ..mesh import Mesh
 from ..model import StageModule
@@ -66,11 +67,7 @@ class Gradients:
     def begin(self) -> None:
         """Forget the gradients of the last step; UsageError where a parameter is new, or was frozen."""
         self._refuse_changes()
-        if thawed := [tuple(p.shape) for p in self.frozen if p.requires_grad]:
-            raise UsageError(
-                f"a parameter of shape {thawed[0]} was frozen when the engine was made, so no rank sums its "
-                "gradient; make the engine with it trainable and freeze it afterwards, or make a new engine"
-            )
+        refuse_thawed(self.frozen)
         self._incomplete = {block for stage in self.stages for block in stage.block_range}
         self._unsettled = list(self.parameters)
         for parameter in self.parameters:
