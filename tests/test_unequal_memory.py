@@ -7,6 +7,7 @@ import pytest
 import torch
 
 import arachne_runtime as arachne
+from arachne_runtime.data_parallel.memory import MemoryWatch, fitting_rows
 from arachne_runtime.errors import WorkerFailedError
 from arachne_runtime.testing import run_ranks
 from tests.unequal import (
@@ -78,6 +79,37 @@ def test_without_the_third_line_every_rank_ends_with_a_clear_error(where):
     for text, rank in run_ranks(3, without_the_third_line, where):
         assert rank == 1
         assert "rank 1 ran out of memory with 2 samples; put the body" in text
+
+
+def test_a_cap_is_learnt_from_peaks_of_different_batches():
+    peaks = iter([10, 900, 140, 180, 180])  # the first two do not count; 100 + 10 a row
+    watch = MemoryWatch(peak=lambda: next(peaks), limit=1000)
+    for rows in (4, 4, 4, 8):
+        assert watch.cap() is None
+        watch.observe(rows)
+    assert watch.cap() == 80
+    watch.observe(8)
+    assert (fitting_rows(200, watch), fitting_rows(8, watch), fitting_rows(1, watch)) == (80, 6, 0)
+
+
+def narrow():
+    """The second rank's memory holds two samples."""
+    loader = arachne.HeteroLoader(data(60), 6, sharing=Wild(2, 2))
+    model = arachne.HeteroDDP(build(Case()), loader=loader)
+    if torch.distributed.get_rank():
+        model._reducer.memory = MemoryWatch(lambda: loader.num_rows, limit=3)
+    shares = []
+    for batch in loader:
+        shares.append(loader.shares[1])
+        penalised(model, batch).backward()
+    return shares
+
+
+def test_shares_keep_to_a_cap_that_a_rank_has_learnt():
+    first, second = run_ranks(2, narrow)
+    assert first == second
+    assert max(first[:5]) > 2
+    assert max(first[-3:]) <= 2
 
 
 SCRIPT = """

@@ -106,6 +106,8 @@ class Link:
     turn: Turn | None = None
     readings: Sequence[Reading] | None = None
     """Of the last sum that brought any; the loader takes them away."""
+    caps: Sequence[int] = ()
+    """Samples that each rank expects to fit, as told with the last sum; 0: it cannot tell."""
     failures: Sequence[Failure] = ()
     """Of the step under way, as every rank knows them."""
     repeats: bool = False
@@ -144,9 +146,18 @@ class Link:
         """A loader is asked for a step: learn from the last one."""
         if self.readings is not None:
             self.sharing.observe(self.readings)
+        self._limit()
         if self.num_sums != 1 or loader is not self._loader:
             self.restart_clocks()
         self.readings, self.failures, self.num_sums, self._loader = None, (), 0, loader
+
+    def _limit(self) -> None:
+        known = self.sharing.caps
+        for rank, cap in enumerate(self.caps):
+            before = known[rank]
+            if cap and (before is None or cap < before):
+                self.sharing.limit(rank, cap)
+        self.caps = ()
 
     def restart_clocks(self) -> None:
         """What is to come does not follow the last sum."""

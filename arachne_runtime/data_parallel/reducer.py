@@ -19,6 +19,7 @@ from .accumulation import Accumulation
 from .bucket import Bucket, cut
 from .clock import Mark, clock_of
 from .link import Failure, Link
+from .memory import MemoryWatch
 from .noise import NUM_TOLD, NoiseMeter
 from .norm import Channel, norms_of
 from .passage import Passage, num_numbers, reading_of
@@ -52,6 +53,8 @@ class Reducer:
         self._order = [] if self._peers.num_ranks > 1 else None
         self.device = self._parameters[0].device if self._parameters else torch.device("cpu")
         self._clock = clock_of(self.device)
+        self.memory = MemoryWatch.of(self.device)
+        """Tells how many samples fit; None where no allocator says."""
         self._last_end: Mark = self._clock.mark()
         self._finished: Passage | None = None
         self._passage: Passage | None = None
@@ -221,6 +224,8 @@ class Reducer:
                 norms = [bucket.squared_norm() for bucket in self._buckets]
                 self._meters[1].close(norms, self._link.turn, is_plain=is_plain)
                 self._meters = (self._meters[1], NoiseMeter())
+        if self.memory is not None and self._link.turn is not None:
+            self.memory.observe(self._link.turn.rows)
         self._link.num_sums += 1
         self._last_end = self._clock.mark()
         self._finished, self._passage = self._passage, None
@@ -242,9 +247,9 @@ class Reducer:
         rows = self._link.turn.rows if self._link.turn else 0
         noise = self._meters[0].told() if self._meters is not None else [0.0] * NUM_TOLD
         times = told or [0.0] * num_numbers(count)
-        found = self._peers.table(
-            [*times, *noise, float(cap is not None), float(rows), float(cap or 0)]
-        ).rows()
+        mine = [*times, *noise, float(cap is not None), float(rows), self._cap(cap)]
+        found = self._peers.table(mine).rows()
+        self._link.caps = [round(numbers[-1]) for numbers in found]
         if self._meters is not None:
             self.noise = self._meters[0].reading([numbers[-3 - NUM_TOLD : -3] for numbers in found])
         if all(numbers[2] > 0 for numbers in found):
@@ -254,6 +259,12 @@ class Reducer:
             for rank, numbers in enumerate(found)
             if numbers[-3]
         ]
+
+    def _cap(self, failed: int | None) -> float:
+        """Samples that this rank expects to fit; 0: none, or it cannot tell."""
+        if failed is not None or self.memory is None:
+            return float(failed or 0)
+        return float(self.memory.cap() or 0)
 
     def _failure(self, rank: int, cap: int) -> Failure:
         return Failure(rank, self._link.turn.rows if self._link.turn else 0, cap)

@@ -73,7 +73,7 @@ class StepBody:
             ) from error
         turn = self._link.turn
         assert turn is not None
-        reducers[0].abandon(fitting_rows(turn.rows))
+        reducers[0].abandon(fitting_rows(turn.rows, reducers[0].memory))
 
 
 @contextmanager
