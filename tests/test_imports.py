@@ -17,6 +17,7 @@ OFFENCES = (
     ("planner/request.py", "import arachne_runtime.engine"),
     ("planner/cost/price.py", "import torch"),
     ("planner/search/find.py", "from ..training import labels"),
+    ("arachne_runtime/engine/engine.py", "import deepspeed"),
     ("planner/exhaustive/pools.py", "from ..search import pack"),
     ("planner/search/judge.py", "from ..explain import what_binds"),
     ("planner/search/sources.py", "from ..policy import Learned"),
