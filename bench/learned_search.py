@@ -1,7 +1,7 @@
 """A search within a budget of CPU time: what it took, and the plan, if there is one."""
 
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -10,6 +10,7 @@ from planner import find_plan
 from planner.peers import Strategy
 from planner.request import Request
 from planner.search import Found, Source, Step
+from planner.search import find_plan as search_alone
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,3 +53,13 @@ def searched(
             steps=steps,
         )
     return Searched(time.process_time() - start, found)
+
+
+def throughput_within(
+    request: Request, budget_s: float, *, later: Sequence[Source], clock: Callable[[], float]
+) -> float:
+    """Samples a second of the best plan of the usual sources, then of ``later``; 0 where there is none."""
+    with suppress(NoFeasiblePlanError, NotMeasuredError):
+        found = search_alone(request, time_budget_s=budget_s, peers=(), later=later, clock=clock)
+        return found.estimate.samples_per_s
+    return 0.0
