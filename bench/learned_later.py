@@ -1,4 +1,4 @@
-"""What the policy adds to a search of five seconds: it is asked once moves from other proposals bring no more.
+"""What the policy adds to a search of five seconds: it is asked once moves from other plans bring no more.
 
 ``python -m bench.learned_later --out DIR``: problems that no training saw, each planned with the policy and
 without. Budgets are CPU time of one core, so that other programs take nothing from either.
