@@ -16,6 +16,9 @@ from ..plan.files import digest
 from ..plan.plan import Plan
 from ..plan.records import RecordKind
 
+MODULUS = 2**16
+"""Squares of what is left by it stay whole numbers in float64, for 2^20 ranks and more."""
+
 
 def settings_number(plan: Plan, parts: ModelParts, *settings: object) -> int:
     """Of 32 bits: from the plan, the names and shapes of the model, and settings of the engine."""
@@ -45,7 +48,9 @@ def committed(
     """
     if mesh.num_ranks == 1:
         return mine
-    total = torch.tensor([*mine, *same], dtype=torch.float64, device=mesh.device)
+    small = [number % MODULUS for number in same]
+    words = [*mine, *same, *small, *(number * number for number in small)]
+    total = torch.tensor(words, dtype=torch.float64, device=mesh.device)
     with records.timed(RecordKind.COMMIT, "commit", sent_bytes=total.nbytes):
         dist.all_reduce(total)
     loss, squared_norm, *sums = total.tolist()
@@ -56,12 +61,19 @@ def committed(
 def _refuse_disagreement(mine: tuple[int, int, int, int], total: Sequence[float], mesh: Mesh) -> None:
     """Refuse ranks that differ in step, rows, settings or samples, from this rank's numbers and all sums.
 
+    A rank whose number is the mean of all sees by the squares that others differ: n Σx² = (Σx)² for equal
+    ones only (Cauchy and Schwarz).
+
     Raises:
         UsageError: Says in what they differ, and the way out.
 
     """
     ranks = mesh.num_ranks
-    step, rows, settings, content = (t == m * ranks for t, m in zip(total, mine, strict=True))
+    sums, small, squares = total[:4], total[4:8], total[8:]
+    step, rows, settings, content = (
+        t == m * ranks and ranks * square == part * part
+        for t, m, part, square in zip(sums, mine, small, squares, strict=True)
+    )
     if not (step and rows):
         raise UsageError(
             f"rank {mesh.rank} is in step {mine[0]} with {mine[1]} rows, the mean of all is "
