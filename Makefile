@@ -26,9 +26,10 @@ check: setup
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-# every figure of the docs, some 70 minutes; on an idle machine
+# every figure of the docs, some two and a half hours; on an idle machine
 bench: setup
-	for name in exactness overhead estimate price planning_time oracle planners profile demo feedback; do \
+	for name in exactness overhead runtime memory models estimate price planning_time oracle planners learned \
+	            learned_later profile demo feedback unequal_dp_numbers; do \
 	    $(BIN)/python -m bench.$$name --out bench/results || exit 1; done
 
 clean:
