@@ -290,6 +290,15 @@ class Headed(nn.Module):
         return self.out(mixed.transpose(1, 2).flatten(-2))
 
 
+def first_loss_or_refusal(engine):
+    try:
+        return engine.step(torch.randn(4, 3, 8)).loss
+    except UnsupportedPlanError as error:
+        return str(error)
+    finally:
+        engine.close()
+
+
 def step_of(qkv, divides, stochastic):
     model = type("Model", (nn.Module,), {})
 
@@ -306,13 +315,7 @@ def step_of(qkv, divides, stochastic):
         loss=lambda y, b: y.square().mean(),
         stochastic=stochastic,
     )
-    engine = Engine(plan, ModelParts.of(make), recipe)
-    try:
-        return engine.step(torch.randn(4, 3, 8)).loss
-    except UnsupportedPlanError as error:
-        return str(error)
-    finally:
-        engine.close()
+    return first_loss_or_refusal(Engine(plan, ModelParts.of(make), recipe))
 
 
 def test_what_gives_another_result_shared_out_than_whole_is_refused():
@@ -411,13 +414,7 @@ def normed(kind, more, stochastic=False):
     arachne.pipelined(blocks="layers", tensor_parallel=rules, divides={"": ("heads",)})(model)
     plan = plan_of(pipeline(2, 2, stage((0, 2), (A[:2], 2))))
     sgd = Recipe(optimizer=lambda p: torch.optim.SGD(p, lr=0.1), loss=of_squares, stochastic=stochastic)
-    engine = Engine(plan, ModelParts.of(make), sgd)
-    try:
-        return engine.step(torch.randn(4, 3, 8)).loss
-    except UnsupportedPlanError as error:
-        return str(error)
-    finally:
-        engine.close()
+    return first_loss_or_refusal(Engine(plan, ModelParts.of(make), sgd))
 
 
 def of_squares(output, batch):

@@ -95,11 +95,6 @@ class Reducer:
         """What is to come does not follow the last sum."""
         self._last_end = self._clock.mark()
 
-    @property
-    def is_under_way(self) -> bool:
-        """Whether a backward has begun and not ended."""
-        return self._begun
-
     # --- the backward
 
     def _on_output(self, _: Tensor) -> None:
