@@ -39,13 +39,11 @@ class Accumulation:
         else:
             self._bring_back()
 
-    def source(self, parameters: Sequence[nn.Parameter], places: Sequence[int]) -> list[Tensor | None]:
-        """The gradients of some parameters (and their places among all), to be weighed by ``weight``."""
+    def source(self, place: int) -> Tensor | None:
+        """The gradient of a parameter, to be weighed by ``weight``."""
         if self._aside is None:
-            return [parameter.grad for parameter in parameters]
-        if self._weight is None:
-            return [None] * len(places)
-        return [self._aside[place] for place in places]
+            return self._parameters[place].grad
+        return None if self._weight is None else self._aside[place]
 
     @property
     def weight(self) -> float:

@@ -39,8 +39,7 @@ class Peers:
         """Start telling all ranks these numbers, as many on each."""
         values = torch.zeros(self.num_ranks, len(mine), dtype=torch.float64)
         values[self.rank] = torch.tensor(mine, dtype=torch.float64)
-        alone = self.control is None
-        return Table(values, None if alone else dist.all_reduce(values, group=self.control, async_op=True))
+        return Table(values, None if self.control is None else self.control.allreduce([values]))
 
     def broadcast(self, values: Tensor) -> None:
         """Take over the first rank's values, in host memory."""
@@ -50,8 +49,7 @@ class Peers:
     def sum(self, value: float) -> "Table":
         """Start adding up one number of each rank."""
         values = torch.tensor([[value]], dtype=torch.float64)
-        alone = self.control is None
-        return Table(values, None if alone else dist.all_reduce(values, group=self.control, async_op=True))
+        return Table(values, None if self.control is None else self.control.allreduce([values]))
 
 
 @dataclass(slots=True)

@@ -23,6 +23,7 @@ from .memory import MemoryWatch
 from .noise import NUM_TOLD, NoiseMeter
 from .norm import Channel, norms_of
 from .passage import Passage, num_numbers, reading_of
+from .peers import Table
 
 _WAY_OUT = (
     "put the body of the loop inside `with loader.step(optimizer):`, which repeats the step with a smaller "
@@ -59,7 +60,8 @@ class Reducer:
         self._finished: Passage | None = None
         self._passage: Passage | None = None
         self._works: list[dist.Work | None] = []
-        self._ready: list[bool] = []
+        self._told: Table | None = None
+        """On its way to all ranks."""
         self._next = 0
         self._sync, self._begun, self._hidden = True, False, False
         self._first_step = -1
@@ -109,20 +111,13 @@ class Reducer:
             return
         if self._order is not None:
             self._order.append(place)
-        index = self._home[place]
+        index, within = self._home[place]
         bucket = self._buckets[index]
-        bucket.num_waiting -= 1
-        if bucket.num_waiting == 0:
-            self._ready[index] = True
+        bucket.take(within, self._accumulation.source(place), self._accumulation.weight)
+        if not bucket.num_waiting:
             assert self._passage is not None
             self._passage.ready[index] = self._clock.mark()
             self._send_ready()
-        elif bucket.num_waiting < 0:
-            raise UsageError(
-                f"a parameter of shape {tuple(self._parameters[place].shape)} got two gradients in one "
-                "backward, the second after the first may have been summed; use "
-                "torch.utils.checkpoint(..., use_reentrant=False), or call the backward under no_sync()"
-            )
 
     def _begin(self) -> None:
         self._begun = True
@@ -136,8 +131,8 @@ class Reducer:
     def _open(self) -> None:
         turn = self._link.turn
         for bucket in self._buckets:
-            bucket.num_waiting = len(bucket.parameters)
-        self._ready, self._next, self._works = [False] * len(self._buckets), 0, []
+            bucket.open()
+        self._next, self._works = 0, []
         self._passage = Passage(
             turn.share if turn else 0, self._last_end, self._clock.mark(), [None] * len(self._buckets)
         )
@@ -145,7 +140,8 @@ class Reducer:
             self._order = []
 
     def _send_ready(self) -> None:
-        while self._next < len(self._buckets) and self._ready[self._next]:
+        """Send what is complete, but for the last message: it tells whether all went well to the end."""
+        while self._next < len(self._buckets) - 1 and not self._buckets[self._next].num_waiting:
             self._send(self._pack)
 
     @torch.no_grad()
@@ -154,6 +150,8 @@ class Reducer:
         k = self._next
         self._next += 1
         fill(k)
+        if k == 0:
+            self._tell()
         work = self._buckets[k].start(self._peers.group)
         self._works.append(work)
         if self._passage is not None and work is not None:
@@ -162,13 +160,15 @@ class Reducer:
 
     def _pack(self, k: int) -> None:
         bucket = self._buckets[k]
-        gradients = self._accumulation.source(bucket.parameters, self._places[k])
-        bucket.pack(gradients, self._accumulation.weight)
+        for index, place in enumerate(self._places[k]):
+            if not bucket.given[index]:  # nothing in this backward, but perhaps in an earlier one
+                bucket.take(index, self._accumulation.source(place), self._accumulation.weight)
+        bucket.close()
         if self._meters is not None:
             self._meters[1].mine.append(bucket.squared_norm())
 
     def _end(self) -> None:
-        """The backward has ended on this rank: send what is left, wait for all, tell and hear how it went."""
+        """The backward has ended on this rank: send what is left, wait for all, hear how it went."""
         self._begun = False
         if not self._sync:
             self._accumulation.end(hidden=self._hidden)
@@ -203,10 +203,8 @@ class Reducer:
 
         """
         is_plain = self._first_step == self._step()
-        failures = self._exchange(cap)
-        for work in self._works:
-            if work is not None:
-                work.wait()
+        self._hear()
+        failures = self._failures(cap)
         self._accumulation.clear()
         self._end_norms(kept=not failures)
         if failures:
@@ -233,36 +231,47 @@ class Reducer:
         for norm in self._norms:
             norm.keep() if kept else norm.take_back()
 
-    def _exchange(self, cap: int | None) -> Sequence[Failure]:
-        """Tell all ranks what the step before took and whether this one went well; hear it from all."""
+    def _tell(self) -> None:
+        """Tell all ranks what the sum before took: it travels with the first message and holds up nothing."""
         if self._peers.num_ranks == 1:
-            return () if cap is None else (self._failure(0, cap),)
-        count = len(self._buckets)
+            return
         told = self._finished.numbers(self._clock) if self._finished is not None else None
-        rows = self._link.turn.rows if self._link.turn else 0
+        times = told or [0.0] * num_numbers(len(self._buckets))
         noise = self._meters[0].told() if self._meters is not None else [0.0] * NUM_TOLD
-        times = told or [0.0] * num_numbers(count)
-        mine = [*times, *noise, float(cap is not None), float(rows), self._cap(cap)]
-        found = self._peers.table(mine).rows()
+        cap = self.memory.cap() if self.memory is not None else None
+        self._told = self._peers.table([*times, *noise, float(cap or 0)])
+
+    def _hear(self) -> None:
+        if self._told is None:
+            return
+        found, self._told = self._told.rows(), None
         self._link.caps = [round(numbers[-1]) for numbers in found]
         if self._meters is not None:
-            self.noise = self._meters[0].reading([numbers[-3 - NUM_TOLD : -3] for numbers in found])
+            self.noise = self._meters[0].reading([numbers[-1 - NUM_TOLD : -1] for numbers in found])
         if all(numbers[2] > 0 for numbers in found):
             self._link.readings = self._readings(found)
+
+    def _failures(self, cap: int | None) -> Sequence[Failure]:
+        """Which ranks have failed, once every message has arrived.
+
+        The last message tells whether any has; on a GPU another one does, so that nothing waits for the GPU.
+        """
+        mine = Failure(self._peers.rank, self._link.turn.rows if self._link.turn else 0, cap or 0)
+        if self._peers.num_ranks == 1:
+            return () if cap is None else (mine,)
+        by_host = not self._buckets or self._buckets[-1].flat.device.type != "cpu"
+        word = self._peers.sum(float(cap is not None)) if by_host else None
+        for work in self._works:
+            if work is not None:
+                work.wait()
+        if not (word.total() if word is not None else self._buckets[-1].num_failed()):
+            return ()
+        found = self._peers.table([float(cap is not None), float(mine.rows), float(mine.cap)]).rows()
         return [
-            Failure(rank, round(numbers[-2]), round(numbers[-1]))
-            for rank, numbers in enumerate(found)
-            if numbers[-3]
+            Failure(rank, round(rows), round(fitting))
+            for rank, (failed, rows, fitting) in enumerate(found)
+            if failed
         ]
-
-    def _cap(self, failed: int | None) -> float:
-        """Samples that this rank expects to fit; 0: none, or it cannot tell."""
-        if failed is not None or self.memory is None:
-            return float(failed or 0)
-        return float(self.memory.cap() or 0)
-
-    def _failure(self, rank: int, cap: int) -> Failure:
-        return Failure(rank, self._link.turn.rows if self._link.turn else 0, cap)
 
     def _readings(self, found: Sequence[Sequence[float]]) -> list[Reading]:
         return [reading_of(numbers, len(self._buckets)) for numbers in found]
@@ -295,7 +304,12 @@ class Reducer:
         groups = list(cut(self._parameters[place] for place in order))
         self._buckets = [Bucket.of(group) for group in groups]
         self._places = [[place_of[id(parameter)] for parameter in group] for group in groups]
-        self._home = {place: index for index, places in enumerate(self._places) for place in places}
+        self._home = {
+            place: (index, within)
+            for index, places in enumerate(self._places)
+            for within, place in enumerate(places)
+        }
+        """Bucket of each parameter, and its place there."""
 
     def _reorder(self) -> None:
         """Order the buckets as gradients became ready on the first rank, in the first backward."""
