@@ -135,7 +135,7 @@ def commit() -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Interval:
-    """A median of repeats and an interval that holds the true median with at least 95 % confidence."""
+    """A median of repeats and an interval that holds the true median with some confidence."""
 
     median: float
     low: float
@@ -145,19 +145,22 @@ class Interval:
         return f"{self.median:.3f} [{self.low:.3f}, {self.high:.3f}]"
 
 
-def interval(values: Sequence[float]) -> Interval:
-    """Median and its 95 % interval by order statistics; the whole range of fewer than 6 values."""
+def interval(values: Sequence[float], confidence: float = 0.95) -> Interval:
+    """Median and its interval by order statistics, with at least this confidence.
+
+    The whole range of too few values (fewer than 6 at 95 %, 5 at 90 %).
+    """
     ordered = sorted(values)
-    skip = _outside(len(ordered))
+    skip = _outside(len(ordered), 1 - confidence)
     return Interval(median=median(ordered), low=ordered[skip], high=ordered[-1 - skip])
 
 
-def _outside(count: int) -> int:
-    """How many of ``count`` values may be left out on each side: 2 · P(fewer of them below) ≤ 5 %."""
+def _outside(count: int, miss: float) -> int:
+    """How many of ``count`` values may be left out on each side: 2 · P(fewer of them below) ≤ ``miss``."""
     from math import comb
 
     tail, skip = 0.0, 0
-    while skip < count // 2 and 2 * (tail + comb(count, skip) / 2**count) <= 0.05:
+    while skip < count // 2 and 2 * (tail + comb(count, skip) / 2**count) <= miss:
         tail += comb(count, skip) / 2**count
         skip += 1
     return max(0, skip - 1)

@@ -27,6 +27,8 @@ CASES = {
     "in the backward, with messages under way": Case(
         in_steps=True, tiny=True, adam=True, fail=(0, 3, "backward")
     ),
+    "at the end of the backward": Case(in_steps=True, tiny=True, fail=(1, 3, "end"), seed=1),
+    "with words of their own": Case(in_steps=True, tiny=True, fail=(1, 3, "backward"), host_waits=False),
     "in the first step": Case(in_steps=True, tiny=True, fail=(2, 1, "backward"), seed=2),
     "with batch norm": Case(
         in_steps=True, net={"normed": True}, global_batch=6, fail=(1, 3, "forward"), seed=4

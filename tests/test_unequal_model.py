@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils.checkpoint import checkpoint
 
 import arachne_runtime as arachne
 from arachne_runtime.batch import Group, SegmentNorms, measure_noise
@@ -112,6 +113,25 @@ def warned():
         return
     with pytest.warns(UserWarning, match=r"norm \(1 in all\) normalises over one rank"):
         arachne.HeteroDDP(Net(normed=True))
+
+
+class Twice(nn.Module):
+    """Goes through one layer twice, each time in a backward of its own, and has a part that nothing uses."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer, self.unused = nn.Linear(3, 3), nn.Linear(3, 3)
+
+    def forward(self, x):
+        for _ in range(2):
+            x = checkpoint(self.layer, x, use_reentrant=True)
+        return x
+
+
+def test_a_parameter_with_two_gradients_in_one_backward_is_refused():
+    model = arachne.HeteroDDP(Twice())
+    with pytest.raises(UsageError, match="two gradients in one backward"):
+        model(torch.ones(2, 3, requires_grad=True)).sum().backward()
 
 
 def test_local_statistics_of_a_batch_are_warned_of():

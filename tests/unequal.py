@@ -3,7 +3,7 @@
 import random
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -108,6 +108,8 @@ class Case:
     """Buckets of one parameter each."""
     fail: tuple[int, int, str] | None = None
     """A rank that runs out of memory, from which of its batches on, and where."""
+    host_waits: bool = True
+    """For gradients, as gloo makes it; else words travel on their own."""
     net: dict[str, bool] = field(default_factory=dict)
 
 
@@ -166,6 +168,15 @@ def fail_in_backward(model: nn.Module) -> None:
     handle = model.module.first.bias.register_hook(fail)
 
 
+def fail_at_the_end(x_BW: Tensor) -> None:
+    """When all gradients of parameters may be there."""
+
+    def fail(_: Tensor) -> None:
+        raise torch.OutOfMemoryError("by hand")
+
+    x_BW.requires_grad_().register_hook(fail)
+
+
 def train_on_ranks(case: Case) -> dict[str, Tensor]:
     with buckets_of(case):
         return _train_on_ranks(case)
@@ -180,6 +191,8 @@ def _train_on_ranks(case: Case) -> dict[str, Tensor]:
         sharing=Wild(num_ranks, case.seed, case.caps),
         num_items=items if case.by_items else None,
     )
+    assert loader.link.peers.host_waits
+    loader.link.peers = replace(loader.link.peers, host_waits=case.host_waits)
     model = arachne.HeteroDDP(build(case), loader=loader)
     optimizer = optimizer_of(case, model)
     step, awaited = 0, case.fail
@@ -196,6 +209,8 @@ def _train_on_ranks(case: Case) -> dict[str, Tensor]:
                     raise torch.OutOfMemoryError("by hand")
                 if fails == "backward":
                     fail_in_backward(model)
+                if fails == "end":
+                    fail_at_the_end(batch[0])
                 with nullcontext() if due or case.keep else model.no_sync():
                     (case.loss(model, batch) / case.accumulate).backward()
                 if due:

@@ -20,6 +20,8 @@ class Peers:
     """Carries gradients; None: alone."""
     control: dist.ProcessGroup | None
     """Carries numbers in host memory, so that no GPU is waited for."""
+    host_waits: bool = False
+    """Whether the host waits for messages of gradients anyhow, so that it may read words which they carry."""
 
     @classmethod
     def of(cls, group: dist.ProcessGroup | None = None) -> "Peers":
@@ -31,9 +33,10 @@ class Peers:
         if dist.get_rank(found) < 0:
             raise UsageError("this process is not a rank of the process group that it was given")
         ranks = dist.get_process_group_ranks(found)
-        by_host = "cpu:" in dist.get_backend_config(found)
-        control = found if by_host else dist.new_group(ranks, backend="gloo")
-        return cls(dist.get_rank(found), len(ranks), found, control)
+        backends = dict(part.split(":") for part in dist.get_backend_config(found).split(","))
+        control = found if "cpu" in backends else dist.new_group(ranks, backend="gloo")
+        host_waits = set(backends.values()) == {dist.Backend.GLOO}
+        return cls(dist.get_rank(found), len(ranks), found, control, host_waits)
 
     def table(self, mine: Sequence[float]) -> "Table":
         """Start telling all ranks these numbers, as many on each."""

@@ -138,6 +138,8 @@ class Reducer:
         )
         if self._order is not None:
             self._order = []
+        if self._peers.host_waits and self._peers.num_ranks > 1:  # else what it tells of may not be over yet
+            self._tell()
 
     def _send_ready(self) -> None:
         """Send what is complete, but for the last message: it tells whether all went well to the end."""
@@ -150,8 +152,6 @@ class Reducer:
         k = self._next
         self._next += 1
         fill(k)
-        if k == 0:
-            self._tell()
         work = self._buckets[k].start(self._peers.group)
         self._works.append(work)
         if self._passage is not None and work is not None:
@@ -203,8 +203,7 @@ class Reducer:
 
         """
         is_plain = self._first_step == self._step()
-        self._hear()
-        failures = self._failures(cap)
+        failures = self._outcome(cap)
         self._accumulation.clear()
         self._end_norms(kept=not failures)
         if failures:
@@ -232,9 +231,7 @@ class Reducer:
             norm.keep() if kept else norm.take_back()
 
     def _tell(self) -> None:
-        """Tell all ranks what the sum before took: it travels with the first message and holds up nothing."""
-        if self._peers.num_ranks == 1:
-            return
+        """Tell all ranks what the sum before took; where the host waits, early, so that nobody waits for it."""
         told = self._finished.numbers(self._clock) if self._finished is not None else None
         times = told or [0.0] * num_numbers(len(self._buckets))
         noise = self._meters[0].told() if self._meters is not None else [0.0] * NUM_TOLD
@@ -242,8 +239,8 @@ class Reducer:
         self._told = self._peers.table([*times, *noise, float(cap or 0)])
 
     def _hear(self) -> None:
-        if self._told is None:
-            return
+        """What ``_tell`` has told on all ranks."""
+        assert self._told is not None
         found, self._told = self._told.rows(), None
         self._link.caps = [round(numbers[-1]) for numbers in found]
         if self._meters is not None:
@@ -251,16 +248,18 @@ class Reducer:
         if all(numbers[2] > 0 for numbers in found):
             self._link.readings = self._readings(found)
 
-    def _failures(self, cap: int | None) -> Sequence[Failure]:
+    def _outcome(self, cap: int | None) -> Sequence[Failure]:
         """Which ranks have failed, once every message has arrived.
 
-        The last message tells whether any has; on a GPU another one does, so that nothing waits for the GPU.
+        The last message tells whether any has; where the host does not wait for it, one of its own does.
         """
         mine = Failure(self._peers.rank, self._link.turn.rows if self._link.turn else 0, cap or 0)
         if self._peers.num_ranks == 1:
             return () if cap is None else (mine,)
-        by_host = not self._buckets or self._buckets[-1].flat.device.type != "cpu"
-        word = self._peers.sum(float(cap is not None)) if by_host else None
+        if self._told is None:
+            self._tell()
+        word = None if self._peers.host_waits else self._peers.sum(float(cap is not None))
+        self._hear()
         for work in self._works:
             if work is not None:
                 work.wait()

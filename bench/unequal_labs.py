@@ -1,0 +1,83 @@
+"""Labs on which unequal data parallelism is timed: 2 to 8 devices, speeds of 1:1 to 8:1, with slow links too.
+
+Shares of a core add up to 1.8 at most, so that two cores do. Without a link computing binds: gradients are
+0.9 MB. With one they are 3.3 MB over 200 Mbit/s.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from arachne_runtime.errors import UnsupportedEnvironmentError
+from launch.lab import Lab, LabDevice, active
+from launch.lab.document import LabNetwork
+from launch.torchrun import run_ranks
+
+from .unequal_records import Found, Task, read_found, write
+
+COMPUTING = Task(width=64, layers=4, sequence=64, global_batch=64)
+LINKED = Task(width=128, layers=4, sequence=32, global_batch=64)
+NETWORK = LabNetwork(rate_Mbps=200, latency_ms=0.2)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """A lab and what trains on it."""
+
+    name: str
+    shares: Sequence[float]
+    """Of a core, by device; each is a node of its own."""
+    task: Task
+    network: LabNetwork | None = None
+
+    @property
+    def lab(self) -> Lab:
+        """Its document."""
+        devices = (LabDevice(name=f"d{i}", share=share) for i, share in enumerate(self.shares))
+        return Lab(device=tuple(devices), network=self.network)
+
+    @property
+    def ratio(self) -> float:
+        """Fastest over slowest device."""
+        return max(self.shares) / min(self.shares)
+
+
+FOUR = (0.8, 0.4, 0.2, 0.2)
+EIGHT = (0.48, 0.48, 0.24, 0.24, 0.12, 0.12, 0.06, 0.06)
+
+QUICK = Case(
+    name="4",
+    shares=FOUR,
+    task=msgspec.structs.replace(
+        COMPUTING, global_batch=32, steps=2, rounds=2, trials=3, num_pairs=15, drift_steps=22
+    ),
+)
+CASES = (
+    Case(name="2-equal", shares=(0.9, 0.9), task=COMPUTING),
+    Case(name="2-double", shares=(0.9, 0.45), task=COMPUTING),
+    Case(name="2-eightfold", shares=(0.9, 0.1125), task=COMPUTING),
+    Case(name="4", shares=FOUR, task=msgspec.structs.replace(COMPUTING, drift_steps=40)),
+    Case(name="8", shares=EIGHT, task=msgspec.structs.replace(COMPUTING, global_batch=128)),
+    Case(name="2-linked", shares=(0.9, 0.225), task=LINKED, network=NETWORK),
+    Case(name="4-linked", shares=FOUR, task=LINKED, network=NETWORK),
+    Case(
+        name="8-linked",
+        shares=EIGHT,
+        task=msgspec.structs.replace(LINKED, global_batch=128),
+        network=NETWORK,
+    ),
+)
+
+
+def train_on(case: Case, folder: Path) -> Found:
+    """Everything that is asked of one lab; UnsupportedEnvironmentError where it cannot be had in full."""
+    task, out = folder / f"{case.name}-task.json", folder / f"{case.name}.json"
+    write(case.task, task)
+    with active(case.lab) as on:
+        if lacking := [note for note in on.notes if "NOT enforced" in note or "not limited" in note]:
+            raise UnsupportedEnvironmentError(f"lab {case.name} is not to be had here: {'; '.join(lacking)}")
+        print(f"{case.name}: {'; '.join(on.notes)}", flush=True)
+        run_ranks(on.state.devices, ["-m", "bench.unequal_train", str(task), str(out)], quiet=True)
+    return read_found(out)
