@@ -17,7 +17,7 @@ from launch.torchrun import run_ranks
 
 from .unequal_records import Found, Task, read_found, write
 
-COMPUTING = Task(width=64, layers=4, sequence=64, global_batch=64)
+COMPUTING = Task(width=64, layers=4, sequence=64, global_batch=128)
 LINKED = Task(width=128, layers=4, sequence=32, global_batch=64)
 NETWORK = LabNetwork(rate_Mbps=200, latency_ms=0.2)
 
@@ -51,7 +51,7 @@ QUICK = Case(
     name="4",
     shares=FOUR,
     task=msgspec.structs.replace(
-        COMPUTING, global_batch=32, steps=2, rounds=2, trials=3, num_pairs=15, drift_steps=22
+        COMPUTING, global_batch=64, steps=2, rounds=3, trials=2, num_pairs=15, drift_steps=22
     ),
 )
 CASES = (
@@ -59,7 +59,7 @@ CASES = (
     Case(name="2-double", shares=(0.9, 0.45), task=COMPUTING),
     Case(name="2-eightfold", shares=(0.9, 0.1125), task=COMPUTING),
     Case(name="4", shares=FOUR, task=msgspec.structs.replace(COMPUTING, drift_steps=40)),
-    Case(name="8", shares=EIGHT, task=msgspec.structs.replace(COMPUTING, global_batch=128)),
+    Case(name="8", shares=EIGHT, task=msgspec.structs.replace(COMPUTING, global_batch=192)),
     Case(name="2-linked", shares=(0.9, 0.225), task=LINKED, network=NETWORK),
     Case(name="4-linked", shares=FOUR, task=LINKED, network=NETWORK),
     Case(

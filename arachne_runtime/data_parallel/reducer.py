@@ -231,7 +231,7 @@ class Reducer:
             norm.keep() if kept else norm.take_back()
 
     def _tell(self) -> None:
-        """Tell all ranks what the sum before took; where the host waits, early, so that nobody waits for it."""
+        """Tell all ranks what the sum before took; where the host waits, early, so that nobody waits."""
         told = self._finished.numbers(self._clock) if self._finished is not None else None
         times = told or [0.0] * num_numbers(len(self._buckets))
         noise = self._meters[0].told() if self._meters is not None else [0.0] * NUM_TOLD
