@@ -168,13 +168,18 @@ def fail_in_backward(model: nn.Module) -> None:
     handle = model.module.first.bias.register_hook(fail)
 
 
-def fail_at_the_end(x_BW: Tensor) -> None:
-    """When all gradients of parameters may be there."""
+def fail_at_the_end(model: nn.Module) -> None:
+    """When all gradients are there, and all hooks of HeteroDDP have run."""
+    left = list(model.parameters())
 
-    def fail(_: Tensor) -> None:
-        raise torch.OutOfMemoryError("by hand")
+    def fail(parameter: Tensor) -> None:
+        left[:] = [one for one in left if one is not parameter]
+        if not left:
+            for handle in handles:
+                handle.remove()
+            raise torch.OutOfMemoryError("by hand")
 
-    x_BW.requires_grad_().register_hook(fail)
+    handles = [one.register_post_accumulate_grad_hook(fail) for one in left]
 
 
 def train_on_ranks(case: Case) -> dict[str, Tensor]:
@@ -210,7 +215,7 @@ def _train_on_ranks(case: Case) -> dict[str, Tensor]:
                 if fails == "backward":
                     fail_in_backward(model)
                 if fails == "end":
-                    fail_at_the_end(batch[0])
+                    fail_at_the_end(model)
                 with nullcontext() if due or case.keep else model.no_sync():
                     (case.loss(model, batch) / case.accumulate).backward()
                 if due:
