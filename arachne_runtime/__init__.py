@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from .data import StepBatch
-    from .data_parallel import HeteroDDP, HeteroLoader, convert_batch_norm, evaluate
+    from .data_parallel import HeteroDDP, HeteroLoader, convert_batch_norm, evaluate, split_optimizer
     from .engine import Engine, EvaluationReport, Recipe, StepReport
     from .errors import (
         ArachneError,
@@ -89,13 +89,14 @@ __all__ = [
     "read_model",
     "read_plan",
     "read_profile",
+    "split_optimizer",
     "vocabulary_parallel",
     "vocabulary_parallel_cross_entropy",
 ]
 
 _NAMES = {
     ".data": ("StepBatch",),
-    ".data_parallel": ("HeteroDDP", "HeteroLoader", "convert_batch_norm", "evaluate"),
+    ".data_parallel": ("HeteroDDP", "HeteroLoader", "convert_batch_norm", "evaluate", "split_optimizer"),
     ".engine": ("Engine", "EvaluationReport", "Recipe", "StepReport"),
     ".errors": tuple(name for name in __all__ if name.endswith("Error")),
     ".model": (

@@ -12,7 +12,7 @@ ModelParts ModelSpec NoFeasiblePlanError NonFiniteGradientError NotMeasuredError
 Replica Rowwise ScheduleKind Session Stage StepBatch StepReport UnsupportedEnvironmentError
 UnsupportedPlanError UsageError WorkerFailedError Workload __version__ add_loss causal_lm_loss
 causal_lm_tokens convert_batch_norm evaluate extra_losses huggingface pipelined read_cluster read_model
-read_plan read_profile vocabulary_parallel vocabulary_parallel_cross_entropy
+read_plan read_profile split_optimizer vocabulary_parallel vocabulary_parallel_cross_entropy
 """
 NOUNS = """
 Action BlockSpec BlockTiming Cluster Cost Document Line LinkPoint LinkScope LinkTiming MadeBy ModelSpec

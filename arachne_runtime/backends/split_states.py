@@ -116,7 +116,7 @@ class SplitStates:
                     f"{self._names[id(parameter)]} has a gradient in step {self._num_steps}, but had none in "
                     f"{self._num_steps - found} of the steps before; {type(self.optimizer).__name__} counts "
                     "steps, and DeepSpeed's ZeRO-1 counts them once for all parameters, unlike one process; "
-                    "set zero to 0 in the plan, or use the parameter in every step"
+                    "do without ZeRO, or use the parameter in every step"
                 )
             self._num_trained[id(parameter)] = found + 1
         self._num_steps += 1
@@ -183,7 +183,7 @@ def refuse_dtypes(optimizer: Optimizer, allowed: Sequence[torch.dtype], *, zero:
             raise UnsupportedPlanError(
                 f"parameter group {number} of the optimizer holds {', '.join(found)}; ZeRO-{zero} needs one "
                 f"dtype in a group, of {', '.join(map(str, allowed))}: pass dtype=, make a group for each "
-                "dtype, or set zero to 0 in the plan"
+                "dtype, or do without ZeRO"
             )
 
 
@@ -192,7 +192,7 @@ def refuse_early_states(optimizer: Optimizer) -> None:
     if optimizer.state:
         raise UnsupportedPlanError(
             f"{type(optimizer).__name__} makes its states before the first step, which DeepSpeed's ZeRO "
-            "cannot split; use one of the SGD or Adam families, or set zero to 0 in the plan"
+            "cannot split; use one of the SGD or Adam families, or do without ZeRO"
         )
 
 

@@ -4,5 +4,6 @@ from .evaluate import evaluate
 from .loader import HeteroLoader
 from .model import HeteroDDP
 from .norm import convert_batch_norm
+from .split import split_optimizer
 
-__all__ = ["HeteroDDP", "HeteroLoader", "convert_batch_norm", "evaluate"]
+__all__ = ["HeteroDDP", "HeteroLoader", "convert_batch_norm", "evaluate", "split_optimizer"]

@@ -91,6 +91,16 @@ class HeteroDDP(nn.Module):
         return output
 
     @property
+    def peers(self) -> Peers:
+        """The ranks that train it."""
+        return self._link.peers
+
+    @property
+    def device(self) -> torch.device:
+        """Of its parameters."""
+        return self._reducer.device
+
+    @property
     def noise(self) -> NoiseReading | None:
         """Gradient noise of the step before the last one, the same on every rank.
 
