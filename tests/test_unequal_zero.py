@@ -1,5 +1,8 @@
 """ZeRO-1 on what HeteroDDP sums: the same training as one process, with parts of the states on each rank."""
 
+from dataclasses import dataclass, replace
+from typing import Any
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -27,40 +30,96 @@ def net() -> torch.nn.Module:
     return model
 
 
-def train(kind: str, split: bool, clip: bool, alone: bool = False) -> tuple[dict[str, torch.Tensor], int]:
-    num_ranks = 1 if alone else torch.distributed.get_world_size()
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    kind: str = "adam"
+    split: bool = True
+    alone: bool = False
+    clip: bool = False
+    epochs: tuple[int, ...] = (0, 1)
+    start: Any = None
+    """What a training of earlier epochs has left."""
+
+
+@dataclass(frozen=True)
+class Trained:
+    values: dict[str, torch.Tensor]
+    states: dict[str, Any]
+    schedule: dict[str, Any]
+    num_held: int
+    """Elements of the states and copies on this rank."""
+
+
+def train(case: Case) -> Trained:
+    num_ranks = 1 if case.alone else torch.distributed.get_world_size()
     loader = arachne.HeteroLoader(data(), 5, sharing=Wild(num_ranks))
     model = arachne.HeteroDDP(net(), loader=loader)
-    optimizer = make(kind, model)
-    if split:
+    optimizer = make(case.kind, model)
+    if case.split:
         optimizer = arachne.split_optimizer(model, optimizer)
     schedule = torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.5)
-    for _ in range(2):
+    if case.start:
+        model.module.load_state_dict(case.start.values)
+        optimizer.load_state_dict(case.start.states)
+        schedule.load_state_dict(case.start.schedule)
+    for epoch in case.epochs:
+        loader.set_epoch(epoch)
         for x, y in loader:
             with loader.step(optimizer, schedule):
                 loss = F.cross_entropy(model(x), y)
                 optimizer.zero_grad()
                 loss.backward()
-                if clip:
+                if case.clip:
                     torch.nn.utils.clip_grad_norm_(model.parameters(), 0.3)
                 optimizer.step()
                 schedule.step()
-    held = sum(v.numel() for v in optimizer._backend.kept()) if split else 0
-    if split:
+    if not case.split:
+        return Trained(values(model), optimizer.state_dict(), schedule.state_dict(), 0)
+    num_held = sum(v.numel() for v in optimizer._backend.kept())
+    states = optimizer.whole_state_dict()
+    optimizer.close()
+    return Trained(values(model), states, schedule.state_dict(), num_held)
+
+
+@pytest.mark.parametrize(("num_ranks", "case"), [(3, Case()), (2, Case(kind="momentum", clip=True))])
+def test_split_states_train_like_whole_ones(num_ranks, case):
+    alone = train(replace(case, split=False, alone=True))
+    (whole, *_) = run_ranks(num_ranks, train, replace(case, split=False))
+    num_elements = sum(p.numel() for p in net().parameters() if p.requires_grad)
+    for found in run_ranks(num_ranks, train, case):
+        assert gap(found.values, alone.values) < 1e-9
+        assert gap(found.values, whole.values) == 0
+        kept = {"adam": 3, "momentum": 2}[case.kind] * num_elements
+        assert found.num_held < kept / num_ranks + 60  # a part of each, padding, and the numbers of steps
+
+
+@pytest.mark.parametrize("kind", ["adam", "momentum"])
+def test_it_goes_on_from_states_whether_whole_or_split(kind):
+    case = Case(kind=kind)
+    straight = train(replace(case, split=False, alone=True))
+    (half, *_) = run_ranks(3, train, replace(case, epochs=(0,)))
+    (found, *_) = run_ranks(2, train, replace(case, epochs=(1,), start=half))
+    assert gap(found.values, straight.values) < 1e-9
+    alone = train(replace(case, epochs=(1,), start=half, split=False, alone=True))
+    assert gap(alone.values, straight.values) < 1e-9
+    assert found.states["state"].keys() == straight.states["state"].keys()
+
+
+def move_after_the_split() -> str:
+    model = arachne.HeteroDDP(net(), loader=arachne.HeteroLoader(data(), 5))
+    optimizer = arachne.split_optimizer(model, make("adam", model))
+    model.module.first.weight.data = model.module.first.weight.data.clone()
+    try:
+        optimizer.step()
+    except UsageError as error:
+        return str(error)
+    finally:
         optimizer.close()
-    return values(model), held
+    return ""
 
 
-@pytest.mark.parametrize(("kind", "num_ranks", "clip"), [("adam", 3, False), ("momentum", 2, True)])
-def test_split_states_train_like_whole_ones(kind, num_ranks, clip):
-    wanted, _ = train(kind, split=False, clip=clip, alone=True)
-    unsplit = run_ranks(num_ranks, train, kind, False, clip)
-    whole = sum(p.numel() for p in net().parameters() if p.requires_grad)
-    for found, held in run_ranks(num_ranks, train, kind, True, clip):
-        assert gap(found, wanted) < 1e-9
-        assert gap(found, unsplit[0][0]) == 0
-        kept = {"adam": 3, "momentum": 2}[kind] * whole
-        assert held < kept / num_ranks + 60  # a part of each, padding, and the numbers of steps
+def test_a_model_that_was_moved_is_refused():
+    assert all("first.weight is in other memory" in text for text in run_ranks(2, move_after_the_split))
 
 
 def step_without_a_number() -> bool:

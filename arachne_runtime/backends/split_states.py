@@ -4,7 +4,8 @@ DeepSpeed is given the finished sums of this rank's part, so it communicates onc
 parameters that each rank has stepped.
 """
 
-from collections.abc import Iterator, Sequence
+import copy
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -13,7 +14,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from ..errors import UnsupportedPlanError
+from ..errors import UnsupportedPlanError, UsageError
 from .deepspeed import Split
 from .protocol import GradientSums, states_of
 
@@ -28,11 +29,12 @@ class SplitStates:
 
     sums: GradientSums | None = None
 
-    def __init__(self, split: Split, names: dict[int, str], place: int) -> None:
+    def __init__(self, split: Split, names: dict[int, str], group: dist.ProcessGroup) -> None:
         self.optimizer: Optimizer = split.zero.optimizer
         self._split = split
         self._names = names
-        self._place = place
+        self._group: dist.ProcessGroup | None = group
+        self._place = dist.get_rank(group)
         """Which part is this rank's."""
         self._num_steps = 0
         self._num_trained: dict[int, int] = {}
@@ -68,9 +70,8 @@ class SplitStates:
         split = Split.of(held, optimizer, stage=1, group=group, device=device, settings=settings)
         for hook in split.zero._grad_acc_hooks:  # the engine sums gradients, so DeepSpeed must not take them
             hook.remove()
-        place = dist.get_rank(group)
-        _keep_dtype(split, place)
-        return cls(split, {id(p): name for name, p in named}, place)
+        _keep_dtype(split, dist.get_rank(group))
+        return cls(split, {id(p): name for name, p in named}, group)
 
     def step(self) -> None:
         """Step this rank's part and hand it round; gradients stay readable.
@@ -95,6 +96,90 @@ class SplitStates:
         """Only the states are split."""
         return nullcontext()
 
+    def take_parameters(self) -> None:
+        """Step from the parameters as they are now; a script may have loaded others.
+
+        Raises:
+            UsageError: They are in other memory now, at which DeepSpeed does not look.
+
+        """
+        zero = self._split.zero
+        for number, group in enumerate(zero.bit16_groups):
+            home = zero.bit16_groups_flat[number].untyped_storage().data_ptr()
+            for parameter in group:
+                if parameter.untyped_storage().data_ptr() != home:
+                    raise UsageError(
+                        f"{self._names[id(parameter)]} is in other memory than when the optimizer was split; "
+                        "move and convert the model before, and load values in place (load_state_dict)"
+                    )
+            part = zero.parallel_partitioned_bit16_groups[number][self._place]
+            zero.single_partition_of_fp32_groups[number].data.copy_(part)
+
+    def whole_states(self) -> dict[int, dict[str, Any]]:
+        """States by id of the parameter, on every rank; all call it together.
+
+        A parameter that has never had a gradient has none.
+        """
+        found: dict[int, dict[str, Any]] = {}
+        zero = self._split.zero
+        for group, flat in zip(zero.bit16_groups, zero.single_partition_of_fp32_groups, strict=True):
+            state = self.optimizer.state.get(flat, {})
+            whole = {key: self._gathered(v) for key, v in state.items() if _is_by_element(v, flat)}
+            stop = 0
+            for parameter in group:
+                start, stop = stop, stop + parameter.numel()
+                if id(parameter) in self._num_trained:
+                    found[id(parameter)] = {
+                        key: whole[key][start:stop].clone().view(parameter.shape)
+                        if key in whole
+                        else copy.deepcopy(value)
+                        for key, value in state.items()
+                    }
+        return found
+
+    def take_states(self, states: Mapping[int, Mapping[str, Any]]) -> None:
+        """Go on from whole states, by id of the parameter.
+
+        Raises:
+            UnsupportedPlanError: Parameters of one group have taken unlike numbers of steps.
+
+        """
+        zero = self._split.zero
+        for number, group in enumerate(zero.bit16_groups):
+            flat = zero.single_partition_of_fp32_groups[number]
+            held = self._empty_state([(p, states[id(p)]) for p in group if id(p) in states], flat)
+            for parameter, mine, inside in _inside(group, self._place, int(zero.partition_size[number])):
+                for key, value in states.get(id(parameter), {}).items():
+                    if _is_by_element(held[key], flat):
+                        held[key][mine.start : mine.stop] = value.reshape(-1)[inside]
+            self.optimizer.state[flat] = held
+        self._num_trained = dict.fromkeys(states, 1)
+        self._num_steps = 1 if states else 0
+
+    def _empty_state(
+        self, given: Sequence[tuple[nn.Parameter, Mapping[str, Any]]], flat: Tensor
+    ) -> dict[str, Any]:
+        """Zeros for what is by element, and what all parameters have alike."""
+        held: dict[str, Any] = {}
+        by_element = {key for _, state in given for key in state}
+        for parameter, state in given:  # of a parameter of shape () the number of steps has that shape too
+            by_element -= {key for key, value in state.items() if not _is_by_element(value, parameter)}
+        for parameter, state in given:
+            for key, value in state.items():
+                if key in by_element:
+                    held.setdefault(key, torch.zeros_like(flat, requires_grad=False))
+                elif held.setdefault(key, copy.deepcopy(value)) != value:
+                    raise UnsupportedPlanError(
+                        f"{key} of {self._names[id(parameter)]} is {value}, of others in its group "
+                        f"{held[key]}; DeepSpeed's ZeRO-1 has one for all of a group: do without ZeRO"
+                    )
+        return held
+
+    def _gathered(self, part: Tensor) -> Tensor:
+        whole = part.new_empty(dist.get_world_size(self._group) * part.numel())
+        dist.all_gather_into_tensor(whole, part, group=self._group)
+        return whole
+
     def kept(self) -> Iterator[Tensor]:
         """The states, and DeepSpeed's own copy of the parameters of this part."""
         yield from self._split.zero.single_partition_of_fp32_groups
@@ -104,6 +189,7 @@ class SplitStates:
         """Let DeepSpeed go."""
         for hook in self._hooks:
             hook.remove()
+        self._group = None
         self._split.close()
 
     def _count(self, parameters: Sequence[nn.Parameter]) -> None:

@@ -1,6 +1,6 @@
-"""An optimizer whose states are split over the ranks of a HeteroDDP: DeepSpeed's ZeRO-1 on whole gradients."""
+"""An optimizer whose states are split over the ranks of a HeteroDDP, by DeepSpeed's ZeRO-1."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, NoReturn
 
 import torch
@@ -17,8 +17,8 @@ def split_optimizer(model: HeteroDDP, optimizer: Optimizer, *, zero: int = 1) ->
         optimizer = arachne.split_optimizer(model, torch.optim.AdamW(model.parameters()))
 
     What it returns stands for the optimizer: schedules, GradScaler, clipping and ``loader.step`` take it.
-    Each step is that of the whole optimizer, to the bit. Use the one passed in no more; a lone process gets it
-    back as it is.
+    Each step is that of the whole optimizer, to the bit. Use the one passed in no more; a lone process gets
+    it back as it is.
 
     Args:
         model: Sums the gradients.
@@ -34,8 +34,8 @@ def split_optimizer(model: HeteroDDP, optimizer: Optimizer, *, zero: int = 1) ->
     if zero != 1:
         raise UnsupportedPlanError(
             f"zero={zero}: HeteroDDP sums whole gradients, since it weighs them in its buckets and joins the "
-            "sums of a step that failed, so that only the states can be split (zero=1); a plan with one stage "
-            "and zero 2 or 3 splits more, with unequal shares too (arachne.Session)"
+            "sums of a step that failed, so that only the states can be split (zero=1); a plan with one "
+            "stage and zero 2 or 3 splits more, with unequal shares too (arachne.Session)"
         )
     names = {id(parameter): name for name, parameter in model.module.named_parameters()}
     for group in optimizer.param_groups:
@@ -62,6 +62,7 @@ class SplitOptimizer(Optimizer):
 
         Raises:
             UnsupportedPlanError: A parameter has a gradient in some steps only, where steps count.
+            UsageError: The model was moved or converted since.
 
         """
         loss = None
@@ -70,32 +71,40 @@ class SplitOptimizer(Optimizer):
                 loss = closure()
         for mine, held in zip(self.param_groups, self._backend.optimizer.param_groups, strict=True):
             held.update({key: value for key, value in mine.items() if key != "params"})
+        self._backend.take_parameters()
         self._backend.step()
         return loss
 
+    def whole_state_dict(self) -> dict[str, Any]:
+        """What the whole optimizer's ``state_dict`` would be, on every rank; all call it together."""
+        found: dict[str, Any] = super().state_dict()
+        states = self._backend.whole_states()
+        parameters = [p for group in self.param_groups for p in group["params"]]
+        found["state"] = {i: states[id(p)] for i, p in enumerate(parameters) if id(p) in states}
+        return found
+
     def state_dict(self) -> NoReturn:
-        """Not there yet: each rank has a part only.
+        """Scripts call it on one rank, which has a part only.
 
         Raises:
             UsageError: Always.
 
         """
         raise UsageError(
-            "the states of a split optimizer are in parts, one on each rank, and are not put together here; "
-            "save the model alone, or train without split_optimizer where a run must go on from its states"
+            "the states of a split optimizer are in parts, one on each rank; call whole_state_dict() on all "
+            "ranks, and save what one of them gets"
         )
 
-    def load_state_dict(self, state_dict: Mapping[str, Any]) -> NoReturn:
-        """Not there yet either.
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Take over the ``state_dict`` of a whole optimizer; every rank loads the same.
 
         Raises:
-            UsageError: Always.
+            UnsupportedPlanError: Parameters of one group have taken unlike numbers of steps.
 
         """
-        raise UsageError(
-            "a split optimizer cannot take over states; train without split_optimizer where a run must go on "
-            "from its states"
-        )
+        super().load_state_dict(state_dict)
+        self._backend.take_states({id(parameter): state for parameter, state in self.state.items()})
+        self.state.clear()
 
     def close(self) -> None:
         """Let DeepSpeed go; it cannot step any more."""
