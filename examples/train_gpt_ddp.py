@@ -1,7 +1,4 @@
-"""The same training with torch's DistributedDataParallel: every rank takes an equal part of the batch.
-
-torchrun --nproc-per-node 4 examples/train_gpt_ddp.py --global-batch 32
-"""
+"""Trains the byte model of gpt.py on several ranks, each with its part of every batch; for torchrun."""
 
 import argparse
 import itertools
@@ -9,10 +6,9 @@ import json
 import time
 from pathlib import Path
 
+import torch
 import torch.distributed as dist
 from gpt import GPT, Config, StandardLibrary, adamw, next_byte_loss
-from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data import DataLoader, DistributedSampler
 
 import arachne_runtime as arachne
 
@@ -23,13 +19,13 @@ parser.add_argument("--log", type=Path, help="write one JSON line a step here")
 arguments = parser.parse_args()
 
 dist.init_process_group("gloo")
-rank, world_size = dist.get_rank(), dist.get_world_size()
+rank, even = dist.get_rank(), arguments.global_batch // dist.get_world_size()
 config = Config()
-model = DistributedDataParallel(arachne.ModelParts.of(lambda: GPT(config)).whole(seed=0))
+text = StandardLibrary(config.sequence)
+model = arachne.ModelParts.of(lambda: GPT(config)).whole(seed=0)
+model = torch.nn.parallel.DistributedDataParallel(model)
+loader = torch.utils.data.DataLoader(text, even, sampler=torch.utils.data.DistributedSampler(text))
 optimizer = adamw(model.parameters())
-dataset = StandardLibrary(config.sequence)
-sampler = DistributedSampler(dataset, seed=0)
-loader = DataLoader(dataset, arguments.global_batch // world_size, sampler=sampler, drop_last=True)
 log = arguments.log.open("w") if arguments.log and rank == 0 else None
 last = time.perf_counter()
 for step, batch in enumerate(itertools.islice(loader, arguments.steps)):
@@ -37,13 +33,15 @@ for step, batch in enumerate(itertools.islice(loader, arguments.steps)):
     optimizer.zero_grad()
     loss.backward()
     optimizer.step()
-    mean = loss.detach() / world_size
-    dist.all_reduce(mean)
+    rows = len(batch[0])
+    told = torch.tensor([loss.item() * rows, rows], dtype=torch.float64)
+    dist.all_reduce(told)
+    mean = (told[0] / told[1]).item()
     now = time.perf_counter()
     if rank == 0:
-        print(f"step {step:4d}  loss {mean.item():.4f}  {now - last:.3f} s", flush=True)
+        print(f"step {step:4d}  loss {mean:.4f}  {now - last:.3f} s  {rows} rows, even {even}", flush=True)
     if log:
-        log.write(json.dumps({"step": step, "loss": mean.item(), "seconds": now - last}) + "\n")
+        log.write(json.dumps({"step": step, "loss": mean, "seconds": now - last}) + "\n")
         log.flush()
     last = now
 dist.destroy_process_group()

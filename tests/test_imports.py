@@ -18,6 +18,7 @@ OFFENCES = (
     ("planner/cost/price.py", "import torch"),
     ("planner/search/find.py", "from ..training import labels"),
     ("arachne_runtime/engine/engine.py", "import deepspeed"),
+    ("arachne_runtime/session.py", "import lightning"),
     ("planner/exhaustive/pools.py", "from ..search import pack"),
     ("planner/search/judge.py", "from ..explain import what_binds"),
     ("planner/search/sources.py", "from ..policy import Learned"),

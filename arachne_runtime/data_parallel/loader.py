@@ -93,6 +93,12 @@ class HeteroLoader:
         return self.link.turn.weight.mine if self.link.turn else 0.0
 
     @property
+    def is_at_end(self) -> bool:
+        """Whether the present batch is the last of its epoch."""
+        turn = self.link.turn
+        return turn is not None and turn.is_last and self._order.num_rows_at(self._position) == 0
+
+    @property
     def shares(self) -> tuple[int, ...]:
         """Samples of every rank in the present batch; none before the first."""
         return self.link.turn.shares if self.link.turn else ()

@@ -1,0 +1,109 @@
+"""A script of accelerate with HeteroAccelerator and random shares trains like one process."""
+
+import sys
+from importlib.util import find_spec
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import arachne_runtime as arachne
+from arachne_runtime.errors import UnsupportedEnvironmentError, UsageError
+from arachne_runtime.testing import run_ranks
+from tests.adapters import as_torchrun_starts, train_alone, wild
+from tests.unequal import Net, data, gap, values
+
+needs_accelerate = pytest.mark.skipif(find_spec("accelerate") is None, reason="accelerate is not installed")
+ACCUMULATE = 2
+
+
+def net() -> nn.Module:
+    torch.manual_seed(7)
+    return arachne.convert_batch_norm(Net(normed=True).double())
+
+
+def mean_loss(model: nn.Module, batches: list[Any]) -> Tensor:
+    return sum(F.cross_entropy(model(x), y) for x, y in batches) / ACCUMULATE
+
+
+def forget_states() -> None:
+    from accelerate.state import AcceleratorState, GradientState
+
+    AcceleratorState._reset_state(reset_partial_state=True)
+    GradientState._reset_state()
+
+
+def train() -> tuple[dict[str, Tensor], str]:
+    from arachne_runtime.adapters.accelerate import HeteroAccelerator
+
+    with as_torchrun_starts():
+        accelerator = HeteroAccelerator(cpu=True, gradient_accumulation_steps=ACCUMULATE)
+        loader = wild(arachne.HeteroLoader(data(), 5))
+        inner = net()
+        optimizer = torch.optim.AdamW(inner.parameters(), 0.01)
+        model, optimizer, loader = accelerator.prepare(inner, optimizer, loader)
+        for _ in range(2):
+            for x, y in loader:
+                with accelerator.accumulate(model):
+                    accelerator.backward(F.cross_entropy(model(x), y))
+                    if accelerator.sync_gradients:
+                        accelerator.clip_grad_norm_(model.parameters(), 0.3)
+                    optimizer.step()
+                    optimizer.zero_grad()
+        assert accelerator.unwrap_model(model) is inner
+        kind = type(model).__name__
+        forget_states()
+    return values(inner), kind
+
+
+@needs_accelerate
+def test_it_trains_like_one_process():
+    model = net()
+    optimizer = torch.optim.AdamW(model.parameters(), 0.01)
+    # five batches an epoch: the last update of each takes one batch only, and accelerate divides it by two
+    train_alone(
+        model, optimizer, data(), mean_loss, global_batch=5, epochs=2, accumulate=ACCUMULATE, clip=0.3
+    )
+    for found, kind in run_ranks(3, train):
+        assert kind == "HeteroDDP"
+        assert gap(found, values(model)) < 1e-9
+
+
+def prepare_wrongly() -> list[str]:
+    from accelerate.utils import DDPCommunicationHookType, DistributedDataParallelKwargs
+
+    from arachne_runtime.adapters.accelerate import HeteroAccelerator
+
+    told = []
+    with as_torchrun_starts():
+        hook = DistributedDataParallelKwargs(comm_hook=DDPCommunicationHookType.FP16)
+        accelerator = HeteroAccelerator(cpu=True, kwargs_handlers=[hook])
+        loader = arachne.HeteroLoader(data(), 5, process_group=lone_group())
+        for what in (net(), loader):
+            try:
+                accelerator.prepare(what)
+            except UsageError as error:
+                told.append(str(error))
+        forget_states()
+    return told
+
+
+def lone_group() -> Any:
+    groups = [torch.distributed.new_group([rank]) for rank in range(torch.distributed.get_world_size())]
+    return groups[torch.distributed.get_rank()]
+
+
+@needs_accelerate
+def test_what_is_not_exact_is_refused():
+    for hook, early in run_ranks(2, prepare_wrongly):
+        assert "does not rest" in hook
+        assert "make it after the accelerator" in early
+
+
+def test_without_accelerate_it_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "accelerate", None)
+    monkeypatch.delitem(sys.modules, "arachne_runtime.adapters.accelerate", raising=False)
+    with pytest.raises(UnsupportedEnvironmentError, match=r"arachne-hetero\[huggingface\]"):
+        import arachne_runtime.adapters.accelerate  # noqa: F401
