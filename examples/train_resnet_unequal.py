@@ -25,7 +25,7 @@ data = Shapes()
 model = ResNet18(len(KINDS), arguments.width)
 model = arachne.HeteroDDP(arachne.convert_batch_norm(model))
 loader = arachne.HeteroLoader(data, arguments.global_batch)
-optimizer = torch.optim.SGD(model.parameters(), 0.05, momentum=0.9, weight_decay=5e-4)
+optimizer = torch.optim.SGD(model.parameters(), 0.01, momentum=0.9, weight_decay=5e-4)
 last = time.perf_counter()
 for step, (pictures, kinds) in enumerate(itertools.islice(loader, arguments.steps)):
     loss = F.cross_entropy(model(pictures), kinds)
