@@ -19,6 +19,10 @@ from .plan import Plan, Stage
 
 Intervals: TypeAlias = tuple[range, ...]
 """Some indices of one dim of the whole parameter: ascending runs that do not touch."""
+Part: TypeAlias = tuple[Intervals, ...]
+"""By dim, what of the whole parameter; the part is their product."""
+Cell: TypeAlias = tuple[range, ...]
+"""A box of the whole parameter: a run of each dim."""
 Box: TypeAlias = tuple[slice, ...]
 """A slice for each dim."""
 
@@ -130,7 +134,7 @@ class Holder:
 class Atom:
     """A part of a parameter that each rank holds all of, or nothing: it is summed in one piece."""
 
-    intervals: tuple[Intervals, ...]
+    intervals: Part
     """By dim; the part is their product."""
     members: tuple[int, ...]
     """Ranks that hold it, ascending; the first counts it in the norm."""
@@ -156,7 +160,7 @@ def position_of(plan: Plan, place: Place) -> Position:
     return Position((place.tp_rank, tp), (index // etp % ep, ep), (index % etp, etp))
 
 
-def held(form: ParameterForm, position: Position) -> tuple[Intervals, ...]:
+def held(form: ParameterForm, position: Position) -> Part:
     """By dim, what a rank holds; its local tensor is these rows one behind the other."""
     by_dim = {split.dim: split for split in form.splits}
     return tuple(
@@ -187,7 +191,7 @@ def local_shape(form: ParameterForm, position: Position) -> tuple[int, ...]:
     return tuple(sum(map(len, runs)) for runs in held(form, position))
 
 
-def boxes(part: Sequence[Intervals], whole: Sequence[Intervals]) -> Iterator[tuple[Box, Box]]:
+def boxes(part: Part, whole: Part) -> Iterator[tuple[Box, Box]]:
     """For each run of ``part``, which lies in ``whole``: where it is in each as a dense tensor."""
     by_dim = [list(_runs(a, b)) for a, b in zip(part, whole, strict=True)]
     for runs in product(*by_dim):
@@ -208,6 +212,29 @@ def atoms(form: ParameterForm, held_by: Sequence[Holder]) -> tuple[Atom, ...]:
     """The parts of a parameter, by where they begin: cells that the same ranks hold and add up are one."""
     parts = form.partial or any(split.repeats for split in form.splits)
     return _atoms(form.shape, form.splits, parts, tuple(held_by))
+
+
+def cells(parts: Iterable[Part], num_dims: int) -> Iterator[Cell]:
+    """The boxes of a tensor that none of ``parts`` cuts, ascending; also some that none of them holds."""
+    by_dim: list[set[int]] = [set() for _ in range(num_dims)]
+    for part in parts:
+        for edges, runs in zip(by_dim, part, strict=True):
+            edges.update(edge for run in runs for edge in (run.start, run.stop))
+    return product(*([range(a, b) for a, b in pairwise(sorted(edges))] for edges in by_dim))
+
+
+def lies_in(cell: Cell, part: Part) -> bool:
+    """Whether a part, which does not cut the cell, holds it."""
+    return all(any(r.start <= c.start < r.stop for r in runs) for runs, c in zip(part, cell, strict=True))
+
+
+def grids(alike: Sequence[Cell], num_dims: int) -> Iterator[Part]:
+    """Cells as one product of intervals where they are one, else each alone."""
+    by_dim = [sorted({cell[dim] for cell in alike}, key=lambda run: run.start) for dim in range(num_dims)]
+    if math.prod(map(len, by_dim)) == len(alike):
+        yield tuple(_joined(runs) for runs in by_dim)
+    else:
+        yield from (tuple((run,) for run in cell) for cell in alike)
 
 
 def even_part(count: int, index: int, degree: int) -> range:
@@ -254,24 +281,13 @@ def _atoms(
 ) -> tuple[Atom, ...]:
     form = ParameterForm("", shape, 0, splits=splits)
     parts_of = [held(form, holder.position) for holder in held_by]
-    cells = [list(_cells({part[dim] for part in parts_of})) for dim in range(len(shape))]
-    found: dict[tuple[tuple[int, ...], tuple[int, ...]], list[tuple[range, ...]]] = {}
-    for cell in product(*cells):
-        inside = [h for h, part in zip(held_by, parts_of, strict=True) if _holds(part, cell)]
+    found: dict[tuple[tuple[int, ...], tuple[int, ...]], list[Cell]] = {}
+    for cell in cells(parts_of, len(shape)):
+        inside = [h for h, part in zip(held_by, parts_of, strict=True) if lies_in(cell, part)]
         members = tuple(sorted({holder.rank for holder in inside}))
         found.setdefault((members, _contributors(inside, parts)), []).append(cell)
-    made = [Atom(grid, *key) for key, alike in found.items() for grid in _grids(alike, len(shape))]
+    made = [Atom(grid, *key) for key, alike in found.items() for grid in grids(alike, len(shape))]
     return tuple(sorted(made, key=lambda atom: [(r.start, r.stop) for runs in atom.intervals for r in runs]))
-
-
-def _cells(cuts: set[Intervals]) -> Iterator[range]:
-    """The finest runs of one dim that no holder cuts."""
-    edges = sorted({edge for runs in cuts for run in runs for edge in (run.start, run.stop)})
-    yield from (range(a, b) for a, b in pairwise(edges))
-
-
-def _holds(part: Sequence[Intervals], cell: Sequence[range]) -> bool:
-    return all(any(r.start <= c.start < r.stop for r in runs) for runs, c in zip(part, cell, strict=True))
 
 
 def _contributors(inside: Sequence[Holder], parts: bool) -> tuple[int, ...]:
@@ -280,12 +296,3 @@ def _contributors(inside: Sequence[Holder], parts: bool) -> tuple[int, ...]:
     for holder in inside:
         by_unit.setdefault(holder.unit, []).append(holder.rank)
     return tuple(sorted({rank for ranks in by_unit.values() for rank in (ranks if parts else ranks[:1])}))
-
-
-def _grids(cells: Sequence[tuple[range, ...]], num_dims: int) -> Iterator[tuple[Intervals, ...]]:
-    """Cells as one product of intervals where they are one, else each alone."""
-    by_dim = [sorted({cell[dim] for cell in cells}, key=lambda run: run.start) for dim in range(num_dims)]
-    if math.prod(map(len, by_dim)) == len(cells):
-        yield tuple(_joined(runs) for runs in by_dim)
-    else:
-        yield from (tuple((run,) for run in cell) for cell in cells)
