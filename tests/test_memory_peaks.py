@@ -84,6 +84,19 @@ def test_what_a_group_does_not_divide_is_held_by_each_device(measured):
     assert 0.7 * held <= whole - divided <= held
 
 
+def test_a_tensor_parallel_group_has_two_messages_that_gloo_has_yet_to_drop(measured):
+    model, _ = measured
+    profile = of_degree_2(measured)
+    tables = Tables(model, profile, Fleet(CLUSTER, profile))
+    rows, logits = 2 * 128 * 192 * 4, 2 * 128 * 256 * 4
+    stage = {"start": 1, "device": "cpu", "samples": 2, "held": 1}
+    alone, layers, head = (
+        stage_memory(tables, **stage, tp=tp, stop=stop).late for tp, stop in ((1, 6), (2, 5), (2, 6))
+    )
+    assert (alone, layers) == (0, 2 * rows)
+    assert 0 <= head - rows - 1.5 * logits < 10_000  # targets are what the loss keeps, too
+
+
 def test_gradients_of_which_others_hold_finer_parts_are_no_views_of_a_buffer(measured):
     model, _ = measured
     alike, finer = (
@@ -165,4 +178,5 @@ def test_tensor_parallel_zero_and_split_backwards_hold_what_was_predicted():
     errors = [found.error for found in compared(plans, samples=(1, 2))]
     assert len(errors) == 6
     assert min(errors) >= 0
-    assert max(errors) <= 0.02
+    assert max(errors[2:]) <= 0.02
+    assert max(errors[:2]) <= 0.03  # two messages may be there, which gloo's threads mostly have dropped

@@ -1,10 +1,12 @@
 """Counts what a block's backward and its optimizer step hold beside what lives anyway."""
 
+import time
 from collections.abc import Callable, Iterable, Iterator, Set
 from dataclasses import dataclass
 from itertools import chain
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
@@ -12,8 +14,11 @@ from ..model.deferral import Deferral
 from ..plan.profile import WorkingBytes
 from ..units import Bytes
 from .kept import local, saved_by
-from .live import counted
+from .live import Count, counted
 from .probe import Passes
+
+LET_GO_S = 0.01
+"""For gloo's threads: several times the time slice of Linux' scheduler, 3 ms by default."""
 
 
 def working_bytes(passes: Passes) -> WorkingBytes:
@@ -36,6 +41,13 @@ def working_bytes(passes: Passes) -> WorkingBytes:
     )
 
 
+def _settled(count: Count) -> Bytes:
+    """Bytes that are alive once threads of collectives that have ended had time to drop their tensors."""
+    if dist.is_initialized() and dist.get_world_size() > 1:
+        time.sleep(LET_GO_S)
+    return count.now_bytes
+
+
 def temporary_bytes(device: torch.device, step: Callable[[], object], held: Iterator[Tensor]) -> Bytes:
     """Most bytes that ``step`` allocates at once beside what is ``held``."""
     with counted(device, lambda: held) as count:
@@ -48,7 +60,7 @@ def _backward(passes: Passes) -> Bytes:
     """The peak of a backward over what its forward left; the gradient of the output is made in it."""
     with counted(passes.inputs[0].device, lambda: _held(passes)) as count:
         passes.forward()
-        before = count.now_bytes
+        before = _settled(count)
         count.restart()
         passes.backward()
     passes.forget()
@@ -71,7 +83,7 @@ def _owing(passes: Passes, *, first: bool = False) -> _Owing:
     with counted(passes.inputs[0].device, lambda: _held(passes)) as count:
         with deferral:
             passes.forward()
-        before = count.now_bytes
+        before = _settled(count)
         count.restart()
         deferral.is_due = True
         passes.backward()
@@ -84,7 +96,7 @@ def _owing(passes: Passes, *, first: bool = False) -> _Owing:
         if first:
             _forget(passes.probe.stage.parameters(), {weight.data_ptr() for weight, _, _ in debts})
         del debts, left
-        before = count.now_bytes
+        before = _settled(count)
         count.restart()
         deferral.pay()
     return _Owing(backward, left_bytes, weights, count.peak_bytes - before)

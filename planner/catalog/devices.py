@@ -133,6 +133,11 @@ def device_names() -> tuple[str, ...]:
     return (*_gpus(), CPU, f"{CPU}-<share>")
 
 
+def is_cpu(name: str) -> bool:
+    """Whether devices of this type are cores, which gloo connects."""
+    return _cpu_share(name) is not None
+
+
 def _cpu_share(name: str) -> float | None:
     if name == CPU:
         return 1.0

@@ -45,7 +45,8 @@ class ActionBytes:
     """Of the gradients: those that the second half makes."""
     temporaries: float = 0.0
     """Of the optimizer."""
-
+    late: float = 0.0
+    """Messages of collectives that have ended, of which the transport has yet to let go."""
     inside: float = 0.0
     """Of a gradient that waits for the stage before, where that is on the same device."""
 
@@ -73,6 +74,7 @@ class _Device:
         self._stages = stages
         self._last = num_stages - 1
         self._always = sum(s.always + s.gradients for s in stages.values())
+        self._always += max(s.late for s in stages.values())
         self._missing = {
             (stage, half): s for stage, of in stages.items() for half, s in _made(of, in_halves).items()
         }
