@@ -1,12 +1,14 @@
 """The balancer in simulation: what learning costs, outliers, drifts, bounds, the same answer on all ranks."""
 
+import json
 import random
 from dataclasses import replace
 from itertools import pairwise
 
+import msgspec
 import pytest
 
-from arachne_runtime.batch import Balancer, BalanceSettings, Phase, Reading
+from arachne_runtime.batch import Balancer, BalancerState, BalanceSettings, Phase, Reading
 from arachne_runtime.errors import NoFeasiblePlanError, NotMeasuredError, UsageError
 from bench.unequal_simulation import Cluster, model_of, play, slowed
 
@@ -173,3 +175,26 @@ def test_what_is_not_known_yet_is_not_zero():
         balancer.limit(2, 5)
     with pytest.raises(UsageError, match="3 minima"):
         Balancer(num_replicas=2, minima=(1, 1, 1))
+
+
+@pytest.mark.parametrize("stop_at", [0, 1, 4, 9, 17, 40, 63])
+def test_a_resumed_one_answers_as_if_it_had_gone_on(stop_at):
+    ours, cluster = Balancer(num_replicas=4), Cluster(model_of((1, 1, 2, 4)), rng=random.Random(5))
+    ours.limit(1, 30)
+    regrets(ours, cluster, steps=stop_at)
+    plain = json.loads(json.dumps(msgspec.to_builtins(ours.state)))
+    theirs = Balancer(num_replicas=4)
+    theirs.resume(msgspec.convert(plain, BalancerState))
+    assert theirs.state == ours.state
+    for step in range(40):
+        batch = 64 if step % 5 else 30
+        assert theirs.shares(batch) == ours.shares(batch)
+        readings = cluster.step(ours.shares(batch))
+        ours.observe(readings)
+        theirs.observe(readings)
+    assert theirs.state == ours.state
+
+
+def test_a_state_of_other_replicas_is_refused():
+    with pytest.raises(UsageError, match="of 4 replicas, these are 3"):
+        Balancer(num_replicas=3).resume(Balancer(num_replicas=4).state)

@@ -7,11 +7,13 @@ from .curve import Corner, best_times
 from .goodput import BatchProblem, Choice, best_batch
 from .noise import Group, NoiseAverage, NoiseReading, NoiseState, SegmentNorms, measure_noise, total
 from .scaling import Progress, ScalingRule, gain, lr_factor
+from .state import BalancerState
 from .time_model import ReplicaTime, TimeModel
 
 __all__ = [
     "BalanceSettings",
     "Balancer",
+    "BalancerState",
     "BatchProblem",
     "Choice",
     "Controller",

@@ -14,6 +14,7 @@ from ..units import Seconds
 from .buckets import Reading, check_readings
 from .explore import nudged
 from .learner import Learner
+from .state import BalancerState
 from .time_model import TimeModel
 
 __all__ = ["BalanceSettings", "Balancer", "Phase", "Reading"]
@@ -97,6 +98,42 @@ class Balancer:
     def caps(self) -> tuple[int | None, ...]:
         """The most samples of each replica, as far as known."""
         return tuple(self._caps)
+
+    @property
+    def minima(self) -> tuple[int, ...]:
+        """The least samples of each replica."""
+        return self._minima
+
+    @property
+    def state(self) -> BalancerState:
+        """For a checkpoint."""
+        return BalancerState(
+            caps=self.caps,
+            phase=self._phase,
+            steps_in_phase=self._steps_in_phase,
+            explorations=self._explorations,
+            trial=self._trial,
+            alert=self._alert,
+            held=tuple(self._held.values()),
+            answers=tuple(self._answers.values()),
+            model=self._model,
+            learner=self._learner.state,
+        )
+
+    def resume(self, state: BalancerState) -> None:
+        """Go on where another one was; UsageError for one of other replicas."""
+        if len(state.caps) != self._n:
+            raise UsageError(
+                f"the state is of {len(state.caps)} replicas, these are {self._n}: what was learnt of those "
+                "does not tell how quick these are; start without it"
+            )
+        self._caps, self._phase = list(state.caps), Phase(state.phase)
+        self._steps_in_phase, self._explorations = state.steps_in_phase, state.explorations
+        self._trial, self._alert = state.trial, state.alert
+        self._held = {sum(shares): shares for shares in state.held}
+        self._answers = {sum(shares): shares for shares in state.answers}
+        self._model = state.model
+        self._learner.resume(state.learner)
 
     def observe(self, readings: Sequence[Reading]) -> None:
         """Learn from one step; UsageError for readings that cannot be."""

@@ -11,6 +11,7 @@ import numpy as np
 from ..errors import UsageError
 from ..units import Seconds
 from .lines import Floats, Marks
+from .state import BucketState
 
 _WINDOW_READINGS = 15
 """Steps over which the times of reductions are a median: a slower network is seen within eight."""
@@ -59,6 +60,23 @@ class BucketFits:
         self._mean = np.zeros((num_replicas, num_buckets))
         self._variance = np.full((num_replicas, num_buckets), _LEAST_DEVIATION**2)
         self._reductions: deque[list[Seconds]] = deque(maxlen=_WINDOW_READINGS)
+
+    @property
+    def state(self) -> BucketState:
+        """For a checkpoint."""
+        return BucketState(
+            count=tuple(self._count[:, 0].tolist()),
+            mean=tuple(map(tuple, self._mean.tolist())),
+            variance=tuple(map(tuple, self._variance.tolist())),
+            reductions_s=tuple(map(tuple, self._reductions)),
+        )
+
+    def resume(self, state: BucketState) -> None:
+        """Go on where another one was, of as many replicas and buckets."""
+        self._count = np.array(state.count).reshape(self._count.shape)
+        self._mean = np.array(state.mean).reshape(self._mean.shape)
+        self._variance = np.array(state.variance).reshape(self._variance.shape)
+        self._reductions = deque(map(list, state.reductions_s), maxlen=_WINDOW_READINGS)
 
     def observe(self, readings: Sequence[Reading]) -> None:
         """Learn from one step."""

@@ -8,6 +8,7 @@ import numpy as np
 from ..plan.shares import Line
 from .buckets import BucketFits, Reading
 from .lines import Floats, LineFits
+from .state import LearnerState
 from .time_model import ReplicaTime, TimeModel
 
 _MOST_DOUBT = 0.1
@@ -27,6 +28,27 @@ class Learner:
         self._skipped = [False] * num_replicas
         self.drifted = False
         """Whether a line moved with the last readings."""
+
+    @property
+    def state(self) -> LearnerState:
+        """For a checkpoint."""
+        return LearnerState(
+            num_buckets=self._num_buckets,
+            skip=self._skip,
+            last=self._last,
+            skipped=tuple(self._skipped),
+            drifted=self.drifted,
+            fits=self._fits.state,
+            buckets=self._buckets.state,
+        )
+
+    def resume(self, state: LearnerState) -> None:
+        """Go on where another one was, of as many replicas."""
+        self._num_buckets, self._skip = state.num_buckets, state.skip
+        self._last, self._skipped, self.drifted = state.last, list(state.skipped), state.drifted
+        self._fits.resume(state.fits)
+        self._buckets = BucketFits(self._n, self._num_buckets, memory=self._memory)
+        self._buckets.resume(state.buckets)
 
     def observe(self, readings: Sequence[Reading]) -> bool:
         """Learn from one step; False where it was left out (DDP builds its buckets anew after one)."""

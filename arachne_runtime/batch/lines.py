@@ -4,6 +4,7 @@ All replicas are learnt side by side in arrays, by arithmetic on elements only: 
 bits from the same readings, which sums over arrays or logarithms of another build of NumPy would not give.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -11,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..plan.shares import Line
+from .state import FitState, Row
 
 Floats: TypeAlias = NDArray[np.float64]
 Marks: TypeAlias = NDArray[np.bool_]
@@ -74,6 +76,29 @@ class LineFits:
         self._count = np.zeros(num_replicas)
         self._above, self._below = np.zeros(num_replicas), np.zeros(num_replicas)
         self._ratios = np.ones((3, num_replicas))
+
+    @property
+    def state(self) -> FitState:
+        """For a checkpoint."""
+        known = (self._known.a, self._known.b, self._known.c)
+        return FitState(
+            intercept=tuple(self._intercept.tolist()),
+            slope=tuple(self._slope.tolist()),
+            information=_rows(known),
+            variance=tuple(self._variance.tolist()),
+            count=tuple(self._count.tolist()),
+            above=tuple(self._above.tolist()),
+            below=tuple(self._below.tolist()),
+            ratios=_rows(self._ratios),
+        )
+
+    def resume(self, state: FitState) -> None:
+        """Go on where another one was."""
+        self._intercept, self._slope = np.array(state.intercept), np.array(state.slope)
+        self._known = _Information(*(np.array(row) for row in state.information))
+        self._variance, self._count = np.array(state.variance), np.array(state.count)
+        self._above, self._below = np.array(state.above), np.array(state.below)
+        self._ratios = np.array(state.ratios)
 
     @property
     def measured(self) -> Marks:
@@ -195,3 +220,8 @@ class LineFits:
         kept = np.where(drifted, kept, 1.0)
         self._known = _Information(self._known.a * kept, self._known.b * kept, self._known.c * kept)
         self._above, self._below = (np.where(drifted, 0.0, g) for g in (self._above, self._below))
+
+
+def _rows(arrays: Iterable[Floats]) -> tuple[Row, Row, Row]:
+    a, b, c = (tuple(array.tolist()) for array in arrays)
+    return a, b, c
