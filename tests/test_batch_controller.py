@@ -36,6 +36,7 @@ def reading(samples: int, noise_scale: float, rng: random.Random | None = None) 
 def train(controller: Controller, steps: int, noise_scale: float, rng=None, **bounds) -> list[Decision]:
     made = []
     for _ in range(steps):
+        controller.advance(controller.batch)
         decision = controller.observe(reading(controller.batch, noise_scale, rng), MODEL, **bounds)
         made += [decision] if decision else []
     return made
@@ -90,6 +91,7 @@ def test_the_same_observations_give_the_same_decisions():
 def test_without_a_signal_nothing_is_decided():
     controller = Controller(base_batch=32)
     for _ in range(100):
+        controller.advance(32)
         assert (
             controller.observe(NoiseReading(samples=32, noise=9.0, signal=-1.0, trace=288.0), MODEL) is None
         )
@@ -122,6 +124,19 @@ def test_progress_counts_larger_steps_for_more_but_not_for_all_they_cost():
     assert 1 < controller.progress.steps - before < batch / 32
 
 
+def test_without_a_time_model_it_learns_and_decides_nothing():
+    controller = Controller(base_batch=32)
+    for _ in range(40):
+        assert controller.observe(reading(32, 3000.0), None) is None
+    assert controller.noise_scale == pytest.approx(3000.0)
+
+
+def test_where_memory_takes_no_batch_within_bounds_it_stays():
+    controller = Controller(base_batch=64)
+    assert train(controller, 60, noise_scale=3000.0, caps=(4, 4, 4)) == []
+    assert controller.batch == 64
+
+
 @pytest.mark.parametrize("bounds", [{"least": 64}, {"most": 16}, {"least": 0}, {"max_accumulation": 0}])
 def test_bounds_that_leave_out_the_base_batch_are_refused(bounds):
     with pytest.raises(UsageError, match="least ≤ base_batch ≤ most"):
@@ -138,6 +153,8 @@ def test_a_resumed_one_decides_the_same():
     assert whole.state == resumed.state
     with pytest.raises(UsageError, match="now it is from 32 to 40"):
         Controller(base_batch=32, most=40).resume(whole.state)
+    with pytest.raises(UsageError, match="in steps of 32 samples, here of 16"):
+        Controller(base_batch=16).resume(whole.state)
 
 
 def test_settings_are_kept():

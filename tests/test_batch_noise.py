@@ -12,6 +12,7 @@ from arachne_runtime.batch.noise import (
     Group,
     NoiseAverage,
     NoiseReading,
+    NoiseSums,
     SegmentNorms,
     measure_noise,
     total,
@@ -196,3 +197,40 @@ def test_what_cannot_be_measured_is_refused(segments, samples, population, words
 def test_an_average_needs_a_memory():
     with pytest.raises(UsageError, match="memory_steps is 0"):
         NoiseAverage(memory_steps=0)
+
+
+@pytest.mark.parametrize("split", [((3, 13),), ((3, 13), (2, 0, 6)), ((1, 1), (5, 5, 20), (7,))])
+def test_sums_over_ranks_tell_what_all_groups_together_tell(split):
+    """Each rank's gradients are weighed by their part of the batch already, as they are in its buckets."""
+    rng, counts = np.random.default_rng(3), [n for ranks in split for n in ranks]
+    whole, h_JD, parts = sum(counts), draw_sums(rng, counts), []
+    wanted = measure_noise([segment(h_JD, counts)], samples=whole)
+    rows = iter(h_JD / whole)
+    for rank in split:
+        groups = [(n, h) for n, h in zip(rank, rows, strict=False) if n]
+        parts.append(
+            NoiseSums(
+                num_groups=len(groups),
+                samples=sum(rank),
+                weight=sum(n / whole for n, _ in groups),
+                variance=sum(n / whole**2 for n, _ in groups),
+                ratio=sum(1 / whole for _ in groups),
+                apart=(sum(float(h @ h) * whole / n for n, h in groups),),
+            )
+        )
+    h = h_JD.sum(axis=0) / whole
+    (found,) = NoiseSums.of(parts).readings([float(h @ h)])
+    assert found.samples == whole
+    assert (found.noise, found.signal, found.trace) == pytest.approx(
+        (wanted.noise, wanted.signal, wanted.trace), rel=1e-9
+    )
+
+
+def test_one_group_has_no_noise_and_an_overflow_is_told():
+    one = NoiseSums(num_groups=1, samples=4, weight=1.0, variance=0.25, ratio=0.25, apart=(3.0,))
+    assert one.readings([3.0]) == ()
+    (found,) = NoiseSums.of([one, one]).readings([math.nan])
+    assert math.isnan(found.noise)
+    average = NoiseAverage()
+    average.add(found)
+    assert average.state.num_steps == 0

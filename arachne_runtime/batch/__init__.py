@@ -5,7 +5,16 @@ from .buckets import Reading
 from .controller import Controller, ControllerSettings, ControllerState, Decision
 from .curve import Corner, best_times
 from .goodput import BatchProblem, Choice, best_batch
-from .noise import Group, NoiseAverage, NoiseReading, NoiseState, SegmentNorms, measure_noise, total
+from .noise import (
+    Group,
+    NoiseAverage,
+    NoiseReading,
+    NoiseState,
+    NoiseSums,
+    SegmentNorms,
+    measure_noise,
+    total,
+)
 from .scaling import Progress, ScalingRule, gain, lr_factor
 from .state import BalancerState
 from .time_model import ReplicaTime, TimeModel
@@ -25,6 +34,7 @@ __all__ = [
     "NoiseAverage",
     "NoiseReading",
     "NoiseState",
+    "NoiseSums",
     "Phase",
     "Progress",
     "Reading",

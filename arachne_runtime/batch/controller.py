@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ..errors import UsageError
+from ..errors import NoFeasiblePlanError, UsageError
 from ..units import Seconds, format_seconds
 from .goodput import BatchProblem, Choice, best_batch
 from .noise import NoiseAverage, NoiseReading, NoiseState
@@ -62,6 +62,7 @@ class ControllerState:
     """Where a ``Controller`` is: plain numbers (``dataclasses.asdict``), for a checkpoint."""
 
     step: int
+    base_batch: int
     batch: int
     accumulation: int
     progress_steps: float
@@ -95,7 +96,9 @@ class Controller:
                 f"least {self._least}, base_batch {base_batch}, most {self._most}, max_accumulation "
                 f"{max_accumulation}: 1 ≤ least ≤ base_batch ≤ most, at least 1 micro-batch"
             )
-        self._rule, self._max_accumulation = rule, max_accumulation
+        self.rule = rule
+        """How the learning rate follows."""
+        self._max_accumulation = max_accumulation
         self._settings = settings or ControllerSettings()
         self._average = NoiseAverage(
             memory_steps=self._settings.memory_steps, least_steps=self._settings.least_steps
@@ -113,14 +116,19 @@ class Controller:
 
     @property
     def lr_factor(self) -> float:
-        """What the base learning rate is multiplied by in the present step."""
-        return lr_factor(self._rule, self.batch, base_batch=self.base_batch, noise_scale=self._noise_scale)
+        """What the base learning rate is multiplied by in a step of the present batch."""
+        return self.lr_factor_of(self.batch)
+
+    def lr_factor_of(self, batch: int) -> float:
+        """What the base learning rate is multiplied by in a step of ``batch`` samples."""
+        return lr_factor(self.rule, batch, base_batch=self.base_batch, noise_scale=self._noise_scale)
 
     @property
     def state(self) -> ControllerState:
         """For a checkpoint."""
         return ControllerState(
             step=self._step,
+            base_batch=self.base_batch,
             batch=self.batch,
             accumulation=self.accumulation,
             progress_steps=self.progress.steps,
@@ -129,7 +137,15 @@ class Controller:
         )
 
     def resume(self, state: ControllerState) -> None:
-        """Go on where another one was; UsageError where its batch is out of bounds. The log begins anew."""
+        """Go on where another one was; UsageError where its batch is out of bounds, or counts otherwise.
+
+        The log begins anew.
+        """
+        if state.base_batch != self.base_batch:
+            raise UsageError(
+                f"progress was counted in steps of {state.base_batch} samples, here of {self.base_batch}; "
+                "start with the same base batch"
+            )
         if not self._least <= state.batch <= self._most:
             raise UsageError(f"the batch was {state.batch}; now it is from {self._least} to {self._most}")
         self._step, self._noise_scale = state.step, state.noise_scale
@@ -137,24 +153,27 @@ class Controller:
         self.progress = Progress(self.base_batch, state.progress_steps)
         self._average.state = state.noise
 
+    def advance(self, batch: int) -> None:
+        """A step of ``batch`` samples was taken: count its progress."""
+        self.progress.add(batch, noise_scale=self._noise_scale)
+
     def observe(
         self,
         reading: NoiseReading,
-        model: TimeModel,
+        model: TimeModel | None,
         *,
         minima: Sequence[int] | None = None,
         caps: Sequence[int | None] | None = None,
     ) -> Decision | None:
-        """After each step: count its progress, learn its noise, now and then decide; None: go on.
+        """Learn the noise of a step, now and then decide; None: go on, always while no ``model`` is known.
 
         ``minima`` and ``caps`` are of a micro-batch; without caps a replica takes what ``most`` allows.
         """
         self._step += 1
         self._average.add(reading)
         self._noise_scale = self._average.noise_scale or self._noise_scale
-        self.progress.add(reading.samples, noise_scale=self._noise_scale)
         known = math.isfinite(self._noise_scale)
-        if not known or self._step % self._settings.review_steps:
+        if model is None or not known or self._step % self._settings.review_steps:
             return None
         n = len(model.replicas)
         return self._decide(
@@ -171,7 +190,10 @@ class Controller:
         )
 
     def _decide(self, problem: BatchProblem) -> Decision | None:
-        present, best = self._present(problem), best_batch(problem)
+        try:
+            present, best = self._present(problem), best_batch(problem)
+        except NoFeasiblePlanError:
+            return None  # memory takes no batch within bounds at once: it stays, in more micro-batches
         if present is None:
             return self._change(best, gain=math.nan)
         gain = best.goodput / present.goodput

@@ -101,6 +101,58 @@ def measure_noise(
     return NoiseReading(samples=samples, noise=noise, signal=square - noise, trace=samples * with_replacement)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NoiseSums:
+    """Sums over groups, which add up over ranks: all that is needed of the groups of other ranks."""
+
+    num_groups: int
+    samples: float
+    weight: float
+    """Σ c_j."""
+    variance: float
+    """Σ ν_j."""
+    ratio: float
+    """Σ ν_j / c_j."""
+    apart: tuple[float, ...]
+    """Σ |h_j|² / c_j, by parameter group."""
+
+    @classmethod
+    def of(cls, parts: Sequence["NoiseSums"]) -> "NoiseSums":
+        """Over all ranks."""
+        return cls(
+            num_groups=sum(one.num_groups for one in parts),
+            samples=math.fsum(one.samples for one in parts),
+            weight=math.fsum(one.weight for one in parts),
+            variance=math.fsum(one.variance for one in parts),
+            ratio=math.fsum(one.ratio for one in parts),
+            apart=tuple(map(math.fsum, zip(*(one.apart for one in parts), strict=True))),
+        )
+
+    def readings(self, squared_norms: Sequence[float]) -> tuple[NoiseReading, ...]:
+        """By parameter group; none from fewer than two groups.
+
+        As ``measure_noise``, of one segment, but an overflow (no number) is told and not refused.
+
+        Args:
+            squared_norms: |h|² of the sum over all groups, by parameter group.
+
+        """
+        if self.num_groups < 2:
+            return ()
+        divisor = self.ratio - self.variance / self.weight
+        pairs = zip(self.apart, squared_norms, strict=True)
+        return tuple(self._reading((a - h / self.weight) / divisor, h) for a, h in pairs)
+
+    def _reading(self, kappa: float, square: float) -> NoiseReading:
+        noise = kappa * self.variance / self.weight**2
+        return NoiseReading(
+            samples=round(self.samples),
+            noise=noise,
+            signal=square / self.weight**2 - noise,
+            trace=self.samples * noise,
+        )
+
+
 def total(readings: Iterable[NoiseReading]) -> NoiseReading:
     """All parameter groups of one step together; UsageError for readings of different batches."""
     readings = list(readings)
