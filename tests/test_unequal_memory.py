@@ -114,6 +114,26 @@ def test_shares_keep_to_a_cap_that_a_rank_has_learnt():
     assert max(first[-3:]) <= 2
 
 
+def in_rounds():
+    """Samples of readings, and the shares of the last round of each step."""
+    sharing = Wild(2, 3, (2, 2))
+    loader = arachne.HeteroLoader(data(30), 6, sharing=sharing)
+    model = arachne.HeteroDDP(build(Case()), loader=loader)
+    optimizer, last = torch.optim.SGD(model.parameters(), 0.1), []
+    for batch in loader:
+        with loader.step(optimizer):
+            penalised(model, batch).backward()
+            optimizer.step()
+        last = [*last[: loader.link.turn.step], loader.shares]
+    return [tuple(one.samples for one in readings) for readings in sharing.seen], last
+
+
+def test_a_reading_of_a_step_in_rounds_is_of_the_last_one():
+    for seen, last in run_ranks(2, in_rounds):
+        assert len(seen) >= 3
+        assert seen == last[len(last) - len(seen) - 1 : -1]
+
+
 SCRIPT = """
 import sys, torch, torch.distributed as dist
 import arachne_runtime as arachne

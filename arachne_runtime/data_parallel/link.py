@@ -69,8 +69,6 @@ class Turn:
     """Counted over the life of the loader."""
     rows: int
     """Samples of this batch that are this rank's own; 0: it holds another's, to join with no weight."""
-    share: int
-    """Samples of this rank in the whole step, over all its batches."""
     shares: tuple[int, ...]
     """Of all ranks, in this batch."""
     num_rounds: int

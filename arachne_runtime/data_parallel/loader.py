@@ -208,7 +208,6 @@ class HeteroLoader:
             self.link.turn = Turn(
                 step=step.number,
                 rows=portion.rows,
-                share=step.share(rank),
                 shares=step.rounds[index],
                 num_rounds=len(portions),
                 weight=weights[index],

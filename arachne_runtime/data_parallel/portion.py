@@ -40,10 +40,6 @@ class Step:
         """Place behind its last sample."""
         return self.start + self.num_rows
 
-    def share(self, rank: int) -> int:
-        """Samples of a rank over all rounds."""
-        return sum(shares[rank] for shares in self.rounds)
-
     def portions(self, rank: int) -> list[Portion]:
         """The batches of a rank, by round."""
         starts = accumulate(map(sum, self.rounds), initial=self.start)

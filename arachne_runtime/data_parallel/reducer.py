@@ -134,7 +134,7 @@ class Reducer:
             bucket.open()
         self._next, self._works = 0, []
         self._passage = Passage(
-            turn.share if turn else 0, self._last_end, self._clock.mark(), [None] * len(self._buckets)
+            turn.rows if turn else 0, self._last_end, self._clock.mark(), [None] * len(self._buckets)
         )
         if self._order is not None:
             self._order = []
@@ -172,6 +172,8 @@ class Reducer:
         self._begun = False
         if not self._sync:
             self._accumulation.end(hidden=self._hidden)
+            if self._hidden:
+                self.restart_clock()  # times are those of the last round alone, as shares are of one round
             return
         assert self._passage is not None
         self._passage.ended = self._clock.mark()
