@@ -8,7 +8,7 @@ from weakref import WeakValueDictionary, ref
 
 import torch.distributed as dist
 
-from ..batch import Balancer, Reading
+from ..batch import Balancer, NoiseReading, Reading
 from ..errors import UsageError, WorkerFailedError
 from .peers import Peers, Table
 
@@ -104,6 +104,8 @@ class Link:
     turn: Turn | None = None
     readings: Sequence[Reading] | None = None
     """Of the last sum that brought any; the loader takes them away."""
+    noise: Sequence[NoiseReading] = ()
+    """By parameter group, as told with the last sum; the loader takes it away."""
     caps: Sequence[int] = ()
     """Samples that each rank expects to fit, as told with the last sum; 0: it cannot tell."""
     failures: Sequence[Failure] = ()

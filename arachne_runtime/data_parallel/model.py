@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from ..batch import NoiseReading
+from ..batch import NoiseReading, total
 from ..data.batch import tensors_of
 from ..errors import UsageError
 from .ending import tell_others_at_exit
@@ -65,7 +65,9 @@ class HeteroDDP(nn.Module):
         self._link: Link = loader.claim() if loader is not None else link_of(process_group)
         _agree(module, self._link.peers)
         _warn_of_local_norms(module, self._link.peers)
-        self._reducer = Reducer(module, self._link, noise=noise)
+        self._reducer = Reducer(module, self._link)
+        if noise:
+            self._reducer.measure_noise()
         if self._link.peers.num_ranks > 1:
             tell_others_at_exit(self._reducer)
         self.require_backward_grad_sync = True
@@ -90,6 +92,15 @@ class HeteroDDP(nn.Module):
         self._reducer.watch(tensors_of(output))
         return output
 
+    def measure_noise(self, *optimizers: torch.optim.Optimizer) -> None:
+        """Measure the gradient noise from the next step on, by parameter group of these optimizers.
+
+        Of Adam's parameters it is that of the gradient divided as Adam divides it, by √v̂ + ε, which scales
+        each direction as the step does; readings begin after the second update. Without optimizers all
+        parameters are one group.
+        """
+        self._reducer.measure_noise(optimizers)
+
     @property
     def peers(self) -> Peers:
         """The ranks that train it."""
@@ -104,9 +115,17 @@ class HeteroDDP(nn.Module):
     def noise(self) -> NoiseReading | None:
         """Gradient noise of the step before the last one, the same on every rank.
 
-        None: not asked for, nothing before it, fewer than two ranks with samples, or gradients of several
-        batches in one sum. Under a loss scale s, noise and signal are s² times as large; their ratio is not.
+        Seen between all backwards whose gradients one sum takes: those of the ranks, and of each round or
+        ``no_sync``. None: not asked for, nothing before it, or fewer than two backwards with samples. Under a
+        loss scale s, noise and signal are s² times as large; their ratio is not. Zero gradients between
+        sums, else the signal is that of several steps.
         """
+        found = self._reducer.noise
+        return total(found) if found else None
+
+    @property
+    def noise_by_group(self) -> tuple[NoiseReading, ...]:
+        """By parameter group, as ``noise``; none where that is None."""
         return self._reducer.noise
 
     @contextmanager

@@ -1,46 +1,91 @@
-"""Squared norms of the gradients of each rank before they are summed, for the gradient noise scale."""
+"""Squared norms of each rank's gradients before they are summed, for the gradient noise scale."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from ..batch import Group, NoiseReading, SegmentNorms, measure_noise
+from ..batch import NoiseReading, NoiseSums
 from .link import Turn
 
-NUM_TOLD = 2
-"""Numbers that a rank tells of a sum: its amount, and the squared norm of its weighed gradient."""
+
+@dataclass(slots=True)
+class MicroBatch:
+    """One backward of this rank: a group of samples, whose gradient is multiplied by ``weight`` for the sum."""
+
+    weight: float
+    amount: float
+    """Samples or items."""
+    is_weighed: bool
+    """Whether the norms are of the gradient times ``weight``."""
+    norms: list[tuple[int, Tensor]] = field(default_factory=list)
+    """(Parameter group, squared norm)."""
+
+    def apart(self, num_groups: int) -> list[float]:
+        """|h|² / c by parameter group."""
+        factor = 1 / self.weight if self.is_weighed else self.weight
+        return [factor * square for square in _by_group(self.norms, num_groups)]
 
 
 @dataclass(slots=True)
 class NoiseMeter:
     """The norms of one sum; they are told with the next one, so that no device is waited for."""
 
-    mine: list[Tensor] = field(default_factory=list)
-    """By bucket, of this rank's gradient times its part of the batch."""
-    amount: float = 0.0
-    """Samples or items of this rank; 0: the sum says nothing of noise."""
-    samples: int = 0
-    """Of all ranks."""
-    summed: list[Tensor] = field(default_factory=list)
-    """By bucket, of the sum."""
+    num_groups: int
+    """Of parameters."""
+    micro_batches: list[MicroBatch] = field(default_factory=list)
+    num_rows: int = 0
+    """Samples of this rank."""
+    summed: list[tuple[int, Tensor]] = field(default_factory=list)
+    """(Parameter group, squared norm) of the sum over ranks."""
 
-    def close(self, summed: list[Tensor], turn: Turn | None, *, is_plain: bool) -> None:
-        """The sum has ended; ``is_plain``: it is of one batch of each rank."""
-        counts = turn is not None and turn.num_rounds == 1 and is_plain
-        self.summed = summed
-        self.amount = turn.weight.mine if turn is not None and counts else 0.0
-        self.samples = sum(turn.shares) if turn is not None else 0
+    def open(self, turn: Turn | None, weight: float, *, is_weighed: bool) -> None:
+        """A backward begins; without a loader (no ``turn``) its samples are not known, and not counted."""
+        self.num_rows += turn.rows if turn is not None else 0
+        amount = turn.weight.mine if turn is not None else 0.0
+        self.micro_batches.append(MicroBatch(weight, amount, is_weighed))
+
+    def add(self, norms: Iterable[tuple[int, Tensor]]) -> None:
+        """Of the gradient of the last backward."""
+        self.micro_batches[-1].norms.extend(norms)
 
     def told(self) -> list[float]:
         """What the other ranks need."""
-        return [self.amount, sum(float(norm) for norm in self.mine)]
+        used = [one for one in self.micro_batches if one.weight > 0 and one.amount > 0]
+        apart = [one.apart(self.num_groups) for one in used]
+        return [
+            float(len(used)),
+            float(self.num_rows),
+            sum(one.weight for one in used),
+            sum(one.weight**2 / one.amount for one in used),
+            sum(one.weight / one.amount for one in used),
+            *(sum(row[g] for row in apart) for g in range(self.num_groups)),
+        ]
 
-    def reading(self, told: Sequence[Sequence[float]]) -> NoiseReading | None:
-        """From what all ranks have told; None where fewer than two had samples."""
-        total = sum(amount for amount, _ in told)
-        groups = [Group(weight=amount, squared_norm=norm * total**2) for amount, norm in told if amount > 0]
-        if len(groups) < 2:
-            return None
-        whole = sum(float(norm) for norm in self.summed) * total**2
-        return measure_noise([SegmentNorms(groups=groups, squared_norm=whole)], samples=self.samples)
+    def readings(self, told: Sequence[Sequence[float]]) -> tuple[NoiseReading, ...]:
+        """By parameter group, from what all ranks have told; none where they had fewer than two batches.
+
+        None too where nothing was measured yet: Adam has no state before its first update.
+        """
+        squares = _by_group(self.summed, self.num_groups)
+        return NoiseSums.of([_sums(numbers) for numbers in told]).readings(squares) if any(squares) else ()
+
+
+def _sums(numbers: Sequence[float]) -> NoiseSums:
+    """A rank's micro-batches: c is the weight, ν = c²/n is the variance in those of one sample's gradient."""
+    num_groups, samples, weight, variance, ratio, *apart = numbers
+    return NoiseSums(
+        num_groups=round(num_groups),
+        samples=samples,
+        weight=weight,
+        variance=variance,
+        ratio=ratio,
+        apart=tuple(apart),
+    )
+
+
+def _by_group(norms: Iterable[tuple[int, Tensor]], num_groups: int) -> list[float]:
+    found = [0.0] * num_groups
+    for group, square in norms:
+        found[group] += float(square)
+    return found

@@ -7,6 +7,7 @@ long it took.
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from operator import is_
 
 import torch
 import torch.distributed as dist
@@ -20,10 +21,11 @@ from .bucket import Bucket, cut
 from .clock import Mark, clock_of
 from .link import Failure, Link
 from .memory import MemoryWatch
-from .noise import NUM_TOLD, NoiseMeter
+from .noise import NoiseMeter
 from .norm import Channel, norms_of
 from .passage import Passage, num_numbers, reading_of
 from .peers import Table
+from .space import Space
 
 _WAY_OUT = (
     "put the body of the loop inside `with loader.step(optimizer):`, which repeats the step with a smaller "
@@ -34,13 +36,17 @@ _WAY_OUT = (
 class Reducer:
     """The buckets of one model and the state of one backward."""
 
-    def __init__(self, module: nn.Module, link: Link, *, noise: bool = False) -> None:
+    def __init__(self, module: nn.Module, link: Link) -> None:
         """Take over the gradients of all parameters that take one."""
         self._link, self._peers = link, link.peers
-        self._meters = (NoiseMeter(), NoiseMeter()) if noise else None
+        self._space: Space | None = None
+        """In which noise is measured; None: it is not."""
+        self._meters = (NoiseMeter(0), NoiseMeter(0))
         """Of the last sum, and of the one under way."""
-        self.noise: NoiseReading | None = None
-        """Of the sum before the last one."""
+        self._is_apart = False
+        """Whether the gradient of this backward is measured on its way to others that it is added to."""
+        self.noise: tuple[NoiseReading, ...] = ()
+        """Of the sum before the last one, by parameter group."""
         self._norms = list(norms_of(module)) if link.peers.num_ranks > 1 else []
         self._channel = Channel(link) if self._norms else None
         for norm in self._norms:
@@ -97,11 +103,30 @@ class Reducer:
         """What is to come does not follow the last sum."""
         self._last_end = self._clock.mark()
 
+    def measure_noise(self, optimizers: Sequence[torch.optim.Optimizer] = ()) -> None:
+        """Measure the noise of gradients from now on, in the space of ``optimizers``."""
+        if self._space is None:
+            for place, parameter in enumerate(self._parameters):
+                parameter.register_hook(partial(self._on_own, place))  # type: ignore[no-untyped-call]
+        elif len(optimizers) == len(self._space.optimizers) and all(map(is_, optimizers, self._space.optimizers)):
+            return
+        self._space = Space.of(self._parameters, optimizers)
+        self._meters = self._new_meter(), self._new_meter()
+
     # --- the backward
 
     def _on_output(self, _: Tensor) -> None:
         if not self._begun:
             self._begin()
+
+    @torch.no_grad()
+    def _on_own(self, place: int, gradient: Tensor) -> None:
+        """The gradient of this backward alone, before it is added to what the parameter has.
+
+        Also called by ``torch.autograd.grad``, which is no backward of ours.
+        """
+        if self._begun and self._is_apart and self._space is not None and gradient.layout is torch.strided:
+            self._meters[1].add(self._space.squared_norms([place], [gradient]))
 
     def _on_gradient(self, place: int, _: Tensor) -> None:
         """A parameter has its gradient."""
@@ -124,7 +149,10 @@ class Reducer:
         Variable._execution_engine.queue_callback(self._end)
         if self._accumulation.is_empty:
             self._first_step = self._step()
-        self._accumulation.begin(self._link.weight())
+        self._is_apart = not self._sync or not self._accumulation.is_empty
+        weight = self._link.weight()
+        self._meters[1].open(self._link.turn, weight, is_weighed=not self._is_apart)
+        self._accumulation.begin(weight)
         if self._sync:
             self._open()
 
@@ -164,8 +192,21 @@ class Reducer:
             if not bucket.given[index]:  # nothing in this backward, but perhaps in an earlier one
                 bucket.take(index, self._accumulation.source(place), self._accumulation.weight)
         bucket.close()
-        if self._meters is not None:
-            self._meters[1].mine.append(bucket.squared_norm())
+        if not self._is_apart:
+            self._meters[1].add(self._squared_norms(k))
+
+    def _squared_norms(self, k: int) -> Iterator[tuple[int, Tensor]]:
+        """Of what is in a bucket now, by parameter group; nothing where noise is not measured."""
+        if self._space is None:
+            return
+        bucket = self._buckets[k]
+        if self._space.is_plain:
+            yield 0, bucket.squared_norm()
+        else:
+            yield from self._space.squared_norms(self._places[k], bucket.views)
+
+    def _new_meter(self) -> NoiseMeter:
+        return NoiseMeter(self._space.num_groups if self._space is not None else 0)
 
     def _end(self) -> None:
         """The backward has ended on this rank: send what is left, wait for all, hear how it went."""
@@ -204,7 +245,6 @@ class Reducer:
             WorkerFailedError: Some rank has failed, and nothing here repeats the step.
 
         """
-        is_plain = self._first_step == self._step()
         failures = self._outcome(cap)
         self._accumulation.clear()
         self._end_norms(kept=not failures)
@@ -214,10 +254,9 @@ class Reducer:
         with torch.no_grad():
             for bucket in self._buckets:
                 bucket.finish()
-            if self._meters is not None:
-                norms = [bucket.squared_norm() for bucket in self._buckets]
-                self._meters[1].close(norms, self._link.turn, is_plain=is_plain)
-                self._meters = (self._meters[1], NoiseMeter())
+            for k in range(len(self._buckets)):
+                self._meters[1].summed.extend(self._squared_norms(k))
+            self._meters = (self._meters[1], self._new_meter())
         if self.memory is not None and self._link.turn is not None:
             self.memory.observe(self._link.turn.rows)
         self._link.num_sums += 1
@@ -236,17 +275,17 @@ class Reducer:
         """Tell all ranks what the sum before took; where the host waits, early, so that nobody waits."""
         told = self._finished.numbers(self._clock) if self._finished is not None else None
         times = told or [0.0] * num_numbers(len(self._buckets))
-        noise = self._meters[0].told() if self._meters is not None else [0.0] * NUM_TOLD
         cap = self.memory.cap() if self.memory is not None else None
-        self._told = self._peers.table([*times, *noise, float(cap or 0)])
+        self._told = self._peers.table([*times, *self._meters[0].told(), float(cap or 0)])
 
     def _hear(self) -> None:
         """What ``_tell`` has told on all ranks."""
         assert self._told is not None
         found, self._told = self._told.rows(), None
         self._link.caps = [round(numbers[-1]) for numbers in found]
-        if self._meters is not None:
-            self.noise = self._meters[0].reading([numbers[-1 - NUM_TOLD : -1] for numbers in found])
+        num_times = num_numbers(len(self._buckets))
+        self.noise = self._meters[0].readings([numbers[num_times:-1] for numbers in found])
+        self._link.noise = self.noise
         if all(numbers[2] > 0 for numbers in found):
             self._link.readings = self._readings(found)
 
@@ -279,7 +318,7 @@ class Reducer:
 
     def _fail(self, failures: Sequence[Failure]) -> None:
         self._finished = self._passage = None
-        self._meters = (NoiseMeter(), NoiseMeter()) if self._meters is not None else None
+        self._meters = self._new_meter(), self._new_meter()
         for parameter in self._parameters:
             parameter.grad = None
         self._link.failures = failures
