@@ -8,7 +8,14 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from .data import StepBatch
-    from .data_parallel import HeteroDDP, HeteroLoader, convert_batch_norm, evaluate, split_optimizer
+    from .data_parallel import (
+        AdaptiveBatch,
+        HeteroDDP,
+        HeteroLoader,
+        convert_batch_norm,
+        evaluate,
+        split_optimizer,
+    )
     from .engine import Engine, EvaluationReport, Recipe, StepReport
     from .errors import (
         ArachneError,
@@ -45,6 +52,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
+    "AdaptiveBatch",
     "ArachneError",
     "Cluster",
     "Colwise",
@@ -96,7 +104,14 @@ __all__ = [
 
 _NAMES = {
     ".data": ("StepBatch",),
-    ".data_parallel": ("HeteroDDP", "HeteroLoader", "convert_batch_norm", "evaluate", "split_optimizer"),
+    ".data_parallel": (
+        "AdaptiveBatch",
+        "HeteroDDP",
+        "HeteroLoader",
+        "convert_batch_norm",
+        "evaluate",
+        "split_optimizer",
+    ),
     ".engine": ("Engine", "EvaluationReport", "Recipe", "StepReport"),
     ".errors": tuple(name for name in __all__ if name.endswith("Error")),
     ".model": (

@@ -7,7 +7,8 @@ import arachne_runtime.plan
 import planner
 
 RUNTIME = """
-ArachneError Cluster Colwise Engine EvaluationReport HeteroDDP HeteroLoader InvalidFileError MoE ModelError
+AdaptiveBatch ArachneError Cluster Colwise Engine EvaluationReport HeteroDDP HeteroLoader
+InvalidFileError MoE ModelError
 ModelParts ModelSpec NoFeasiblePlanError NonFiniteGradientError NotMeasuredError Pipeline Plan Profile Recipe
 Replica Rowwise ScheduleKind Session Stage StepBatch StepReport UnsupportedEnvironmentError
 UnsupportedPlanError UsageError WorkerFailedError Workload __version__ add_loss causal_lm_loss

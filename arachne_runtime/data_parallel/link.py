@@ -3,16 +3,17 @@
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 from weakref import WeakValueDictionary, ref
 
 import torch.distributed as dist
 
-from ..batch import Balancer, NoiseReading, Reading
+from ..batch import Balancer, NoiseReading, Reading, TimeModel
 from ..errors import UsageError, WorkerFailedError
 from .peers import Peers, Table
 
 if TYPE_CHECKING:
+    from .adaptive import Adaptation
     from .reducer import Reducer
 
 
@@ -34,6 +35,20 @@ class Sharing(Protocol):
 
     def limit(self, replica: int, cap: int) -> None:
         """A rank takes at most so many samples at once."""
+        ...
+
+
+@runtime_checkable
+class TimedSharing(Sharing, Protocol):
+    """Shares that rest on a time model, from which an adaptive batch is chosen too."""
+
+    @property
+    def minima(self) -> tuple[int, ...]:
+        """The least samples of each rank."""
+        ...
+
+    def model(self) -> TimeModel:
+        """What is known of the time of a step; NotMeasuredError before anything is."""
         ...
 
 
@@ -106,6 +121,8 @@ class Link:
     """Of the last sum that brought any; the loader takes them away."""
     noise: Sequence[NoiseReading] = ()
     """By parameter group, as told with the last sum; the loader takes it away."""
+    adaptation: "Adaptation | None" = None
+    """Of the loader whose batch is adaptive, if there is one."""
     caps: Sequence[int] = ()
     """Samples that each rank expects to fit, as told with the last sum; 0: it cannot tell."""
     failures: Sequence[Failure] = ()

@@ -10,7 +10,9 @@ from torch.utils.data import Dataset
 from ..data.loader import num_samples_of
 from ..data.order import GlobalOrder
 from ..errors import UsageError
+from .adaptive import Adaptation, AdaptiveBatch, adaptation_of
 from .feed import Feed
+from .learnt import load_learnt, told_learnt
 from .link import Link, Sharing, Turn, Weight, link_of, new_link
 from .portion import Step, rounds_of
 from .step import StepBody
@@ -34,6 +36,8 @@ class HeteroLoader:
         num_items: Counts the items (tokens) of a batch over which its loss is the mean; default: its rows.
         process_group: The ranks that share; default: all.
         sharing: Decides shares, alike on every rank; default: a ``Balancer`` that learns.
+        adaptive: Let the global batch follow the gradient noise; ``global_batch`` is then where it starts,
+            and what the learning rate was chosen for. The body of the loop is then inside ``loader.step``.
         options: For ``torch.utils.data.DataLoader``: collate_fn, num_workers, pin_memory, ... With workers,
             shares take effect after the batches that they have loaded ahead.
 
@@ -53,6 +57,7 @@ class HeteroLoader:
         num_items: Callable[[Any], Any] | None = None,
         process_group: dist.ProcessGroup | None = None,
         sharing: Sharing | None = None,
+        adaptive: AdaptiveBatch | None = None,
         **options: Any,
     ) -> None:
         self._order = GlobalOrder(
@@ -68,6 +73,7 @@ class HeteroLoader:
         self._has_own_link = sharing is not None
         self.link: Link = new_link(process_group, sharing) if sharing else link_of(process_group)
         """What this loader and the models that it feeds share."""
+        self._adaptation = adaptation_of(adaptive, self._order, self.link) if adaptive else None
         self._epoch, self._position = 0, 0
         self._goes_on = True
         """Whether the next iteration starts at this place; else at the next epoch."""
@@ -75,11 +81,13 @@ class HeteroLoader:
 
     @property
     def global_batch(self) -> int:
-        """Samples of all ranks in a step."""
+        """Samples of all ranks in a step; UsageError where one that is adaptive is set."""
         return self._order.global_batch
 
     @global_batch.setter
     def global_batch(self, samples: int) -> None:
+        if self._adaptation is not None:
+            raise UsageError("the batch is adaptive; bound it with AdaptiveBatch(least=..., most=...)")
         self._order = self._order.with_batch(samples)
 
     @property
@@ -103,25 +111,52 @@ class HeteroLoader:
         """Samples of every rank in the present batch; none before the first."""
         return self.link.turn.shares if self.link.turn else ()
 
+    @property
+    def adaptation(self) -> Adaptation:
+        """Where an adaptive batch is: ``lr_factor``, ``noise_scale``, ``decisions``.
+
+        Raises:
+            UsageError: The batch is not adaptive.
+
+        """
+        if self._adaptation is None:
+            raise UsageError("the batch of this loader stays as it is set; make it with adaptive=")
+        return self._adaptation
+
+    @property
+    def progress(self) -> float:
+        """Steps of the base batch that training was worth before this step: what schedules are asked with.
+
+        Raises:
+            UsageError: The batch is not adaptive: then it is the number of steps.
+
+        """
+        return self.adaptation.controller.progress.steps
+
     def claim(self) -> Link:
         """A link that only the models that ask for this loader share with it."""
         if not self._has_own_link:
+            self.link.adaptation = None if self.link.adaptation is self._adaptation else self.link.adaptation
             self.link, self._has_own_link = new_link(self._group), True
+            if self._adaptation is not None:
+                self._adaptation.join(self.link)
         return self.link
 
     def step(self, *actors: Any) -> StepBody:
-        """Enter it around the body of the loop, from the forward to the optimizer's step; it does two things.
+        """Enter it around the body of the loop, from the forward to the optimizer's step: for three things.
 
         A rank that runs out of memory joins what the others still do, no rank takes the step, and the loader
-        gives the same samples again with a smaller share there. And where no shares fit into memory, the step
-        comes as several batches, whose gradients are added up.
+        gives the same samples again with a smaller share there. Where no shares fit into memory, the step
+        comes as several batches, whose gradients are added up. And where the batch is adaptive, the optimizer
+        steps with its learning rates times ``adaptation.lr_factor``, which are as they were again after it.
 
         Args:
             actors: What acts once a step inside the body: the optimizer, and a GradScaler or learning-rate
-                schedule where there is one.
+                schedule where there is one. With an adaptive batch, a schedule that is stepped in the body
+                takes as many steps as the batch is worth in those of the base batch, also none.
 
         """
-        return StepBody(self.link, actors)
+        return StepBody(self.link, actors, self._adaptation)
 
     def set_epoch(self, epoch: int) -> None:
         """Start the next iteration with this epoch; without it each iteration is the next epoch."""
@@ -133,20 +168,28 @@ class HeteroLoader:
         """Steps of a whole epoch."""
         return self._order.steps_per_epoch
 
-    def state_dict(self) -> dict[str, int]:
-        """The place behind the batch that was given out last; it holds for any number of ranks."""
+    def state_dict(self) -> dict[str, Any]:
+        """The place behind the batch that was given out last, and what was learnt, in plain values.
+
+        It holds for any number of ranks, but for the speeds of ranks. Readings of the last two steps, which
+        were not heard of yet, are lost. Alike on all ranks: one may save it for all.
+        """
         epoch, position = self._epoch, self._position
         if self._goes_on is False and self._order.num_rows_at(position) == 0:
             epoch, position = epoch + 1, 0
-        return {"epoch": epoch, "position": position, **self._order_numbers()}
+        learnt = told_learnt(self.link, self._adaptation)
+        return {"epoch": epoch, "position": position, **self._order_numbers(), **learnt}
 
-    def load_state_dict(self, state: Mapping[str, int]) -> None:
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on at the exact sample; UsageError for a state of another order."""
         for key, mine in self._order_numbers().items():
             if state[key] != mine:
                 raise UsageError(
                     f"the state has {key}={state[key]}, this loader {mine}: another order of samples"
                 )
+        load_learnt(state, self.link, self._adaptation)
+        if self._adaptation is not None:
+            self._order = self._order.with_batch(self._adaptation.controller.batch)
         self._epoch, self._position, self._goes_on = state["epoch"], state["position"], True
 
     def _order_numbers(self) -> dict[str, int]:
@@ -175,14 +218,21 @@ class HeteroLoader:
 
     def _batches(self) -> Iterator[Any]:
         ahead: deque[Step] = deque()
+        repeats = False
         while True:
+            if self._adaptation is not None:
+                self._adaptation.end()
             self.link.begin_step(self)
+            if self._adaptation is not None and not repeats:
+                self._adaptation.learn(self.link)
+                self._order = self._order.with_batch(self._adaptation.controller.batch)
             self._plan(ahead)
             if not ahead:
                 return
             step = ahead.popleft()
             yield from self._give(step)
-            if self.link.failures:
+            repeats = bool(self.link.failures)
+            if repeats:
                 self._repeat(step)
                 ahead.clear()
 
@@ -190,7 +240,8 @@ class HeteroLoader:
         """Decide as many steps as are loaded ahead, and the one that is due."""
         position = ahead[-1].stop if ahead else self._position
         while len(ahead) <= self._feed.lead and (num_rows := self._order.num_rows_at(position)):
-            step = Step(self._number, self._epoch, position, rounds_of(num_rows, self.link.sharing))
+            rounds = rounds_of(num_rows, self.link.sharing)
+            step = Step(self._number, self._epoch, position, self._order.global_batch, rounds)
             for portion in step.portions(self.link.peers.rank):
                 self._feed.plan(step.epoch, self._order.at(step.epoch, portion.places))
             ahead.append(step)
@@ -199,8 +250,9 @@ class HeteroLoader:
 
     def _give(self, step: Step) -> Iterator[Any]:
         """Batches of one step for this rank, until the step has failed."""
-        rank = self.link.peers.rank
-        portions = step.portions(rank)
+        if self._adaptation is not None:
+            self._adaptation.begin(step.num_rows, step.batch)
+        portions = step.portions(self.link.peers.rank)
         batches = [self._feed.next() for _ in portions]
         weights = self._weights(batches, [portion.rows for portion in portions], step.num_rows)
         for index, (batch, portion) in enumerate(zip(batches, portions, strict=True)):
@@ -250,6 +302,7 @@ class HeteroLoader:
             "drop_last": int(order.drop_last),
             "epoch": self._epoch,
             "position": self._position,
+            "progress of an adaptive batch": self.progress if self._adaptation is not None else -1,
             "num_workers * prefetch_factor": self._feed.lead,
             "having num_items": int(self._num_items is not None),
         }

@@ -130,7 +130,18 @@ class HeteroDDP(nn.Module):
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Leave the sum of gradients to a later backward; the forward must be inside too."""
+        """Leave the sum of gradients to a later backward; the forward must be inside too.
+
+        Raises:
+            UsageError: The batch is adaptive: what makes up an update must be known where it is chosen.
+
+        """
+        if self._link.adaptation is not None:
+            raise UsageError(
+                "an adaptive batch is that of one update, so batches are not added up by no_sync(); set "
+                "global_batch to the samples of an update, and AdaptiveBatch(max_accumulation=...) where "
+                "memory does not take them at once"
+            )
         before, self.require_backward_grad_sync = self.require_backward_grad_sync, False
         try:
             yield

@@ -1,7 +1,9 @@
 """Squared norms of each rank's gradients before they are summed, for the gradient noise scale."""
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 
 from torch import Tensor
 
@@ -11,7 +13,7 @@ from .link import Turn
 
 @dataclass(slots=True)
 class MicroBatch:
-    """One backward of this rank: a group of samples, whose gradient is multiplied by ``weight`` for the sum."""
+    """One backward of this rank: a group of samples, whose gradient is times ``weight`` in the sum."""
 
     weight: float
     amount: float
@@ -50,7 +52,7 @@ class NoiseMeter:
         self.micro_batches[-1].norms.extend(norms)
 
     def told(self) -> list[float]:
-        """What the other ranks need."""
+        """What the other ranks need: sums over this rank's backwards, and the norms of the sum over ranks."""
         used = [one for one in self.micro_batches if one.weight > 0 and one.amount > 0]
         apart = [one.apart(self.num_groups) for one in used]
         return [
@@ -60,15 +62,20 @@ class NoiseMeter:
             sum(one.weight**2 / one.amount for one in used),
             sum(one.weight / one.amount for one in used),
             *(sum(row[g] for row in apart) for g in range(self.num_groups)),
+            *_by_group(self.summed, self.num_groups),
         ]
 
     def readings(self, told: Sequence[Sequence[float]]) -> tuple[NoiseReading, ...]:
-        """By parameter group, from what all ranks have told; none where they had fewer than two batches.
+        """By parameter group, from what all ranks have told; none where they had fewer than two backwards.
 
-        None too where nothing was measured yet: Adam has no state before its first update.
+        None too where a gradient overflowed, and where nothing was measured yet: Adam has no state before its
+        first update. Norms of the sum are those of the first rank: unlike devices round them differently, and
+        all must decide alike.
         """
-        squares = _by_group(self.summed, self.num_groups)
-        return NoiseSums.of([_sums(numbers) for numbers in told]).readings(squares) if any(squares) else ()
+        squares = told[0][len(told[0]) - self.num_groups :]
+        if not any(squares) or not all(map(math.isfinite, chain.from_iterable(told))):
+            return ()
+        return NoiseSums.of([_sums(row[: len(row) - self.num_groups]) for row in told]).readings(squares)
 
 
 def _sums(numbers: Sequence[float]) -> NoiseSums:

@@ -27,6 +27,8 @@ class Step:
     epoch: int
     start: int
     """Place of its first sample in the order of the epoch."""
+    batch: int
+    """Samples that it would have if it were not the last of an epoch."""
     rounds: tuple[tuple[int, ...], ...]
     """Shares, by round and rank."""
 

@@ -7,7 +7,6 @@ long it took.
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from operator import is_
 
 import torch
 import torch.distributed as dist
@@ -103,12 +102,17 @@ class Reducer:
         """What is to come does not follow the last sum."""
         self._last_end = self._clock.mark()
 
+    @property
+    def measures_noise(self) -> bool:
+        """Whether the noise of gradients is measured."""
+        return self._space is not None
+
     def measure_noise(self, optimizers: Sequence[torch.optim.Optimizer] = ()) -> None:
         """Measure the noise of gradients from now on, in the space of ``optimizers``."""
         if self._space is None:
             for place, parameter in enumerate(self._parameters):
                 parameter.register_hook(partial(self._on_own, place))  # type: ignore[no-untyped-call]
-        elif len(optimizers) == len(self._space.optimizers) and all(map(is_, optimizers, self._space.optimizers)):
+        elif self._space.is_of(optimizers):
             return
         self._space = Space.of(self._parameters, optimizers)
         self._meters = self._new_meter(), self._new_meter()
@@ -260,6 +264,8 @@ class Reducer:
         if self.memory is not None and self._link.turn is not None:
             self.memory.observe(self._link.turn.rows)
         self._link.num_sums += 1
+        if self._link.adaptation is not None:
+            self._link.adaptation.summed()
         self._last_end = self._clock.mark()
         self._finished, self._passage = self._passage, None
         if self._order is not None:

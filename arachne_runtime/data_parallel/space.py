@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from operator import is_
 from typing import Any
 
 import torch
@@ -43,6 +44,12 @@ class Space:
         """Whether all parameters are one group, as they are."""
         return not self.optimizers
 
+    def is_of(self, optimizers: Sequence[torch.optim.Optimizer]) -> bool:
+        """Whether it is the space of these, with the groups that they have now."""
+        num_groups = sum(len(optimizer.param_groups) for optimizer in optimizers) or 1
+        same = len(optimizers) == len(self.optimizers) and all(map(is_, optimizers, self.optimizers))
+        return same and num_groups == self.num_groups
+
     def squared_norms(
         self, places: Sequence[int], gradients: Sequence[Tensor]
     ) -> Iterator[tuple[int, Tensor]]:
@@ -70,9 +77,7 @@ def is_adam(optimizer: torch.optim.Optimizer) -> bool:
     return isinstance(optimizer, torch.optim.Adam | torch.optim.AdamW | torch.optim.NAdam | torch.optim.RAdam)
 
 
-def _divisor(
-    adam: torch.optim.Optimizer, group: dict[str, Any], parameter: nn.Parameter
-) -> Tensor | None:
+def _divisor(adam: torch.optim.Optimizer, group: dict[str, Any], parameter: nn.Parameter) -> Tensor | None:
     """√v̂ + ε, with the bias of v corrected as Adam does; None: there is no v yet."""
     state = adam.state.get(parameter)
     if not state:

@@ -1,17 +1,19 @@
 """The body of a training loop as one step: batches in rounds, and a repetition after an out-of-memory."""
 
 import traceback
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
-from functools import wraps
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from functools import partial, wraps
 from types import TracebackType
 from typing import Any
 
 import torch
 
 from ..errors import UsageError, WorkerFailedError
+from .adaptive import Adaptation
 from .link import Link
 from .memory import fitting_rows
+from .pace import paced, replaced
 
 _ONCE = ("step", "unscale_", "update")
 """Methods of optimizers, learning-rate schedules and gradient scalers that act once a step; between rounds
@@ -21,9 +23,10 @@ there are no gradients that ``zero_grad`` could clear."""
 class StepBody:
     """What ``loader.step`` gives: enter it around the body of the loop."""
 
-    def __init__(self, link: Link, actors: Sequence[Any]) -> None:
+    def __init__(self, link: Link, actors: Sequence[Any], adaptation: Adaptation | None = None) -> None:
         self._link = link
         self._actors = actors
+        self._adaptation = adaptation
         self._muted = ExitStack()
 
     def __enter__(self) -> None:
@@ -31,9 +34,14 @@ class StepBody:
             raise UsageError(
                 "loader.step is entered inside `for batch in loader:`, around what uses the batch"
             )
+        if self._adaptation is not None:
+            optimizers = [one for one in self._actors if isinstance(one, torch.optim.Optimizer)]
+            self._adaptation.follow(optimizers, self._link)
         self._link.repeats = True
         for actor in self._actors:
-            self._muted.enter_context(_muted(actor, self._acts))
+            if self._adaptation is not None:
+                self._muted.enter_context(paced(actor, self._adaptation))
+            self._muted.enter_context(replaced(actor, _ONCE, partial(_when, self._acts)))
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -74,22 +82,6 @@ class StepBody:
         turn = self._link.turn
         assert turn is not None
         reducers[0].abandon(fitting_rows(turn.rows, reducers[0].memory))
-
-
-@contextmanager
-def _muted(actor: Any, acts: Callable[[], bool]) -> Iterator[None]:
-    """Methods of ``actor`` that act once a step do nothing while ``acts`` says no."""
-    held = {name: vars(actor).get(name) for name in _ONCE if callable(getattr(actor, name, None))}
-    for name in held:
-        setattr(actor, name, _when(acts, getattr(actor, name)))
-    try:
-        yield
-    finally:
-        for name, own in held.items():
-            if own is None:
-                delattr(actor, name)
-            else:
-                setattr(actor, name, own)
 
 
 def _when(acts: Callable[[], bool], method: Callable[..., Any]) -> Callable[..., Any]:
