@@ -141,6 +141,7 @@ class Session:
         compile: bool | str = False,
         stochastic: bool = False,
         overlap: bool = True,
+        noise: bool = False,
     ) -> Engine:
         """Build this rank's blocks and what trains them; every rank calls it, with the same arguments.
 
@@ -164,6 +165,7 @@ class Session:
             compile: Compile each block with ``torch.compile``; a text names a backend of it.
             stochastic: Allow dropout, losses and buffers that depend on how the plan splits a batch.
             overlap: Sum gradients and fetch messages while blocks compute; off only for comparison.
+            noise: Measure the gradient noise of every step, between replicas and pipelines: ``report.noise``.
 
         Raises:
             ModelError: A model that cannot be cut, built or initialised block by block.
@@ -193,7 +195,14 @@ class Session:
         records, board = self._hooks(plan)
         on_step = board.write if board is not None else None
         self._engine = Engine(
-            plan, parts, recipe, device=self.device, recorder=records, on_step=on_step, overlap=overlap
+            plan,
+            parts,
+            recipe,
+            device=self.device,
+            recorder=records,
+            on_step=on_step,
+            overlap=overlap,
+            noise=noise,
         )
         self._engines.append(self._engine)
         return self._engine

@@ -59,6 +59,10 @@ class Bucket:
     work: dist.Work | None = None
     complete: bool = False
     """Whether every parameter has a gradient on this rank, so that the counts need not be read."""
+    measures: bool = False
+    """Whether ``own`` is taken."""
+    own: Tensor | None = None
+    """Squared norm, in float64, of what this rank added to the last sum."""
 
     @classmethod
     def of(cls, pieces: Sequence[Piece], group: dist.ProcessGroup) -> "Bucket":
@@ -94,7 +98,13 @@ class Bucket:
                     view[there].copy_(gradient)
         given = [mine and piece.contributes for piece, mine in zip(self.pieces, have, strict=True)]
         self.flat[-len(given) :] = torch.tensor(given, dtype=self.flat.dtype)
+        self.own = self.squared_norm() if self.measures else None
         self.work = dist.all_reduce(self.flat, group=self.group, async_op=True)
+
+    def squared_norm(self) -> Tensor:
+        """Of all gradients that are in the buffer now, in float64."""
+        norm: Tensor = torch.linalg.vector_norm(self.flat[: -len(self.pieces)], dtype=torch.float64)
+        return norm.square()
 
     def finish(self) -> None:
         """Wait; a parameter that got a gradient on any rank has the sum on every rank, others stay None."""

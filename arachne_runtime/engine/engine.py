@@ -30,6 +30,7 @@ from .compiled import backend_of, compile_blocks, refuse_compiled
 from .courier import Courier
 from .evaluate import Tally, evaluating
 from .gradients import Gradients
+from .noise import watch_noise
 from .nonfinite import refuse_non_finite
 from .optimizer_rule import refuse_optimizer
 from .play import Play
@@ -37,7 +38,7 @@ from .player import Player
 from .precision import Accumulation, LossScale, Precision, forget_casts, refuse_parameters, scale_gradients
 from .program import Program
 from .recipe import Recipe
-from .refusals import refuse_gradient_hooks, refuse_model, refuse_plan, refuse_recipe
+from .refusals import refuse_gradient_hooks, refuse_model, refuse_plan, refuse_recipe, refuse_rows
 from .report import EvaluationReport, StepReport
 from .shard_rule import shard_rule_of
 from .sharing import sharing_of
@@ -63,6 +64,7 @@ class Engine:
         blocking: End each communication before the next is issued, to find errors in their order.
         overlap: Without it sums of gradients start when the whole stage has its own, and nothing is asked
             for before its turn in the total order: what benchmarks compare with.
+        noise: Measure the gradient noise of every step; UnsupportedPlanError where it is not seen.
 
     Raises:
         UsageError: The number of ranks, or of blocks, is not the plan's; an optimizer that needs a closure.
@@ -81,6 +83,7 @@ class Engine:
         on_step: Callable[[StepReport], None] | None = None,
         blocking: bool = False,
         overlap: bool = True,
+        noise: bool = False,
     ) -> None:
         distributed = dist.is_initialized()
         refuse_plan(plan, dist.get_world_size() if distributed else 1)
@@ -112,7 +115,10 @@ class Engine:
         """Steps done."""
         self.scale = LossScale() if recipe.precision is Precision.FP16 else None
         """Of the losses, in float16."""
-        self._settings = settings_number(plan, parts, *recipe.common(), on_step is None)
+        self._noise = (
+            watch_noise(plan, self._summed, self._gradients, recipe, self._mesh.rank) if noise else None
+        )
+        self._settings = settings_number(plan, parts, *recipe.common(), on_step is None, noise)
         context = parts.context_on(device, recipe.dtype)
         self._plays = {
             place.stage: Play.of(
@@ -128,7 +134,9 @@ class Engine:
         self._records: Records = recorder or Silence()
         self._on_step = on_step
         self._is_open = True
-        self._program = lru_cache(KEPT_PROGRAMS)(self._make_program)
+        self._program = lru_cache(KEPT_PROGRAMS)(
+            lambda num_rows: Program.of(plan, self.places, num_rows, self._summed)
+        )
 
     def _prepare_dtypes(self) -> Accumulation:
         """What must be before gradients are packed and the first block is called."""
@@ -213,14 +221,14 @@ class Engine:
             raise UsageError("a step trains, but gradients are off here: take it outside torch.no_grad()")
         start = time.perf_counter()
         batch = as_step_batch(batch)
-        self._refuse_rows(batch.num_rows)
+        refuse_rows(batch.num_rows, self.plan)
         with self._records.step(self.num_steps, samples=batch.num_rows, held=self._held):
             self._gradients.begin()
             refuse_gradient_hooks(self._gradients.parameters, splits=self._splits)
             self._accumulation.begin()
             part, count = self._run(self._program(batch.num_rows), batch)
             with self._told("the commit word"):
-                loss, norm = self._commit(part, batch)
+                loss, norm, trace = self._commit(part, batch)
                 skipped, scale = self._skips(loss, norm), self._loss_scale
             if not skipped:
                 with self._told("the optimizer step"):
@@ -231,6 +239,7 @@ class Engine:
         report = StepReport(
             step=self.num_steps - 1, loss=loss, grad_norm=norm, num_rows=batch.num_rows, num_items=count,
             seconds=time.perf_counter() - start, skipped=skipped, loss_scale=scale,
+            noise=self._noise.reading(trace, norm, batch.num_rows) if self._noise else None,
         )  # fmt: skip
         if self._on_step is not None:
             self._on_step(report)
@@ -256,7 +265,7 @@ class Engine:
             for given in batches:
                 batch = as_step_batch(given)
                 if batch.num_rows:
-                    self._refuse_rows(batch.num_rows)
+                    refuse_rows(batch.num_rows, self.plan)
                     program = self._program(batch.num_rows).forwards()
                     loss, count = self._run(program, batch, evaluates=True)
                     tally.add(loss, batch.num_rows, count, batch_number(batch))
@@ -326,15 +335,16 @@ class Engine:
                 self._records.add(RecordKind.REDUCE, reduction.name, (start, end), sent_bytes=sent)
                 start = end
 
-    def _commit(self, loss: Tensor, batch: StepBatch) -> tuple[float, float]:
-        """The commit word: all ranks have their sums and agree on the step. Global loss and gradient norm."""
+    def _commit(self, loss: Tensor, batch: StepBatch) -> tuple[float, float, float]:
+        """The commit word: all ranks have their sums and agree on the step. Global loss, norm and noise."""
         watched = is_watched(self.num_steps) or isinstance(batch, LoadedRows)  # whole batches are read seldom
         content = batch_number(batch) if watched else 0
         same = (self.num_steps, batch.num_rows, self._settings, content)
-        mine = (loss.item(), self._gradients.squared_norm())
-        total, squares = committed(mine, same, self._mesh, self._records)
+        noise = self._noise.part(batch.num_rows) if self._noise else 0.0
+        mine = (loss.item(), self._gradients.squared_norm(), noise)
+        total, squares, noise = committed(mine, same, self._mesh, self._records)
         norm = math.sqrt(squares) if squares >= 0 else math.nan
-        return total, norm / self._loss_scale
+        return total, norm / self._loss_scale, noise / self._loss_scale**2
 
     @property
     def _loss_scale(self) -> float:
@@ -372,20 +382,10 @@ class Engine:
             count = sum(whole_number(self.recipe.num_items(player.samples(m))) for m in used)
         return ItemWeight.start(count, self._mesh, may_be_none=may_be_none)
 
-    def _make_program(self, num_rows: int) -> Program:
-        return Program.of(self.plan, self.places, num_rows, self._summed)
-
     def _refuse_closed(self) -> None:
         if not self._is_open:
             raise UsageError(
                 "the engine is closed, since its session has ended: train inside its `with` block"
-            )
-
-    def _refuse_rows(self, num_rows: int) -> None:
-        if not 1 <= num_rows <= self.plan.global_batch:
-            raise UsageError(
-                f"a batch of {num_rows} rows; the plan's global_batch is {self.plan.global_batch}; "
-                "only the last batch of an epoch may have fewer, but not none"
             )
 
     @contextmanager

@@ -150,3 +150,12 @@ def runs_once(plan: Plan, stage: Stage) -> bool:
 
 def _whole_batch_at_once(plan: Plan, block: int) -> bool:
     return all(runs_once(plan, s) for p in plan.pipelines for s in p.stages if block in s.blocks)
+
+
+def refuse_rows(num_rows: int, plan: Plan) -> None:
+    """UsageError for a batch of no rows, or of more than the plan's."""
+    if not 1 <= num_rows <= plan.global_batch:
+        raise UsageError(
+            f"a batch of {num_rows} rows; the plan's global_batch is {plan.global_batch}; "
+            "only the last batch of an epoch may have fewer, but not none"
+        )

@@ -3,6 +3,7 @@
 import math
 from dataclasses import dataclass
 
+from ..batch import NoiseReading
 from ..units import Seconds
 
 
@@ -25,6 +26,8 @@ class StepReport:
     """In float16 gradients overflowed, so that parameters and learning rate stayed as they were."""
     loss_scale: float = 1.0
     """Factor of the losses of this step; 1 but for float16."""
+    noise: NoiseReading | None = None
+    """Of the gradients, seen between replicas and pipelines; None: not asked for, or too short a batch."""
 
     @property
     def is_finite(self) -> bool:
