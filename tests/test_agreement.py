@@ -21,7 +21,7 @@ def told(apart, spread):
     mesh = SimpleNamespace(rank=rank, num_ranks=dist.get_world_size(), device=torch.device("cpu"))
     same = tuple(number + spread * rank * (k == apart) for k, number in enumerate(ALIKE))
     try:
-        return committed((0.5, 2.0), same, mesh, Silence())
+        return committed((0.5, 2.0, 0.25), same, mesh, Silence())
     except UsageError as error:
         return str(error)
 
@@ -36,4 +36,4 @@ def test_a_rank_in_the_middle_hears_it_too(apart, words):
 
 
 def test_ranks_alike_get_the_sums():
-    assert run_ranks(3, told, 0, 0) == [(1.5, 6.0)] * 3
+    assert run_ranks(3, told, 0, 0) == [(1.5, 6.0, 0.75)] * 3
