@@ -82,8 +82,8 @@ def _refuse_disagreement(mine: tuple[int, int, int, int], total: Sequence[float]
     if not settings:
         raise UsageError(
             "the engines of the ranks differ in plan, model, seed, dtype, precision, accumulate, clip_norm, "
-            "stochastic, or in having num_items or tensorboard; make them with the same arguments on every "
-            "rank"
+            "stochastic, noise, or in having num_items or tensorboard; make them with the same arguments on "
+            "every rank"
         )
     if not content:
         raise UsageError(

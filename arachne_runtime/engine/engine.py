@@ -43,7 +43,7 @@ from .report import EvaluationReport, StepReport
 from .shard_rule import shard_rule_of
 from .sharing import sharing_of
 from .watch import is_watched
-from .weight import ItemWeight, RowWeight, Weight, whole_number
+from .weight import weight_of
 
 KEPT_PROGRAMS = 8
 """Batch sizes whose order of communication is remembered: the full one and the last of an epoch recur."""
@@ -309,7 +309,8 @@ class Engine:
             for stage, play in self._plays.items()
         }
         last = players[max(players)]  # the one with a loss, if this rank has it
-        weight = self._weight(last, program, batch.num_rows, may_be_none=evaluates)
+        counted = last.own_samples() if max(players) in self._speaking else ()
+        weight = weight_of(self.recipe.num_items, counted, batch.num_rows, self._mesh, may_be_none=evaluates)
         for action, following in zip(program.actions, (*program.actions[1:], None), strict=False):
             with self._told(str(action), action.stage):
                 players[action.stage].play(action, following, weight)
@@ -369,18 +370,6 @@ class Engine:
         if self.schedule is not None:
             self.schedule.step()
         self._records.add(RecordKind.UPDATE, "update", (start, start, self._records.mark()))
-
-    def _weight(
-        self, player: Player, program: Program, num_rows: int, *, may_be_none: bool = False
-    ) -> Weight:
-        """By rows; or, with ``num_items``, by the items of the global batch, counted before any loss."""
-        if self.recipe.num_items is None:
-            return RowWeight(num_rows)
-        count = 0
-        if player.has_loss and max(self._plays) in self._speaking:
-            used = (m for m, rows in enumerate(program.rows) if rows and m not in program.guests)
-            count = sum(whole_number(self.recipe.num_items(player.samples(m))) for m in used)
-        return ItemWeight.start(count, self._mesh, may_be_none=may_be_none)
 
     def _refuse_closed(self) -> None:
         if not self._is_open:

@@ -1,7 +1,7 @@
 """Plays the actions of one stage by autograd, each with its rows, context and weight."""
 
 import zlib
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, cast
@@ -126,6 +126,12 @@ class Player:
             rows = self._rows[micro_batch]
             self._samples[micro_batch] = to_device(self._batch.rows(rows), self._play.device)
         return self._samples[micro_batch]
+
+    def own_samples(self) -> Iterator[Any]:
+        """Of each micro-batch whose loss is computed here and counts, without guests."""
+        if self.has_loss:
+            used = (m for m, rows in enumerate(self._rows) if rows and m not in self._guests)
+            yield from map(self.samples, used)
 
     def _take(self, action: Action) -> tuple[Tensor | None, ...]:
         """What the action needs from elsewhere: samples, received outputs, or received gradients."""

@@ -1,5 +1,6 @@
 """What each loss is multiplied by, so that all micro-batches add up to the loss of the global batch."""
 
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -72,7 +73,31 @@ class ItemWeight:
         return int(self.total.item())
 
 
-def whole_number(items: Any) -> int:
+def weight_of(
+    num_items: Callable[[Any], Any] | None,
+    counted: Iterable[Any],
+    num_rows: int,
+    mesh: Mesh,
+    *,
+    may_be_none: bool = False,
+) -> Weight:
+    """By rows; or, with ``num_items``, by the items of the global batch, counted before any loss.
+
+    Args:
+        num_items: Counts the items of some samples.
+        counted: The samples whose items this rank adds to those of others, by micro-batch.
+        num_rows: Of the global batch.
+        mesh: The ranks.
+        may_be_none: Whether a batch without items is fine.
+
+    """
+    if num_items is None:
+        return RowWeight(num_rows)
+    count = sum(_whole_number(num_items(samples)) for samples in counted)
+    return ItemWeight.start(count, mesh, may_be_none=may_be_none)
+
+
+def _whole_number(items: Any) -> int:
     """What ``num_items`` gave, a number or a tensor of one; UsageError for what would be rounded."""
     count = int(items)
     if count != items or count < 0:
