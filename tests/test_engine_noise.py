@@ -2,13 +2,14 @@
 
 import pytest
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
 
 import arachne_runtime as arachne
 from arachne_runtime.batch import Group, SegmentNorms, measure_noise
 from arachne_runtime.engine import Engine, Recipe
-from arachne_runtime.errors import UnsupportedPlanError
+from arachne_runtime.errors import UnsupportedPlanError, WorkerFailedError
 from arachne_runtime.model import ModelParts
 from arachne_runtime.plan.plan import Pipeline, Plan, Replica, Stage
 from arachne_runtime.plan.rows import micro_batch_rows, replica_rows
@@ -191,3 +192,14 @@ def one(_):
 )
 def test_groups_that_are_not_seen_apart_are_refused(plan, parts, reason, options):
     run_ranks(len(plan.devices), refused, plan, parts, reason, options)
+
+
+def one_rank_measures():
+    recipe = Recipe(optimizer=sgd, loss=mse, dtype=torch.float64)
+    plan = PLANS["unlike shares by stage"]
+    Engine(plan, ModelParts.of(Net), recipe, noise=dist.get_rank() == 0).step(batch(0))
+
+
+def test_ranks_that_do_not_all_measure_are_told():
+    with pytest.raises(WorkerFailedError, match="the engines of the ranks differ in .*noise"):
+        run_ranks(4, one_rank_measures)
