@@ -161,3 +161,20 @@ def ask_for_states() -> str:
 
 def test_states_in_parts_are_not_saved_as_if_they_were_whole():
     assert all("in parts" in text for text in run_ranks(2, ask_for_states))
+
+
+def measure_in_parts(kind: str) -> str:
+    model = arachne.HeteroDDP(net(), loader=arachne.HeteroLoader(data(), 5))
+    optimizer = arachne.split_optimizer(model, make(kind, model))
+    try:
+        model.measure_noise(optimizer)
+    except UsageError as error:
+        return str(error)
+    finally:
+        optimizer.close()
+    return ""
+
+
+def test_noise_is_not_measured_in_the_space_of_an_adam_in_parts():
+    assert all("a part of Adam's means of squares" in text for text in run_ranks(2, measure_in_parts, "adam"))
+    assert run_ranks(2, measure_in_parts, "momentum") == ["", ""]

@@ -8,6 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..errors import UsageError
+from .split import SplitOptimizer
+
+_ADAMS = (torch.optim.Adam, torch.optim.AdamW, torch.optim.NAdam, torch.optim.RAdam)
+
 
 @dataclass(frozen=True, slots=True)
 class Space:
@@ -28,7 +33,14 @@ class Space:
     def of(
         cls, parameters: Sequence[nn.Parameter], optimizers: Sequence[torch.optim.Optimizer] = ()
     ) -> "Space":
-        """Groups are numbered through all optimizers, in their order."""
+        """Groups are numbered through all optimizers, in their order.
+
+        Raises:
+            UsageError: The states of Adam are split over ranks.
+
+        """
+        for optimizer in optimizers:
+            _refuse_split(optimizer)
         if not optimizers:
             return cls(parameters, (), 1, [(0, None, {})] * len(parameters))
         pairs = [(optimizer, group) for optimizer in optimizers for group in optimizer.param_groups]
@@ -74,7 +86,16 @@ class Space:
 
 def is_adam(optimizer: torch.optim.Optimizer) -> bool:
     """Whether it divides by the root of a mean of squares that its state calls ``exp_avg_sq``."""
-    return isinstance(optimizer, torch.optim.Adam | torch.optim.AdamW | torch.optim.NAdam | torch.optim.RAdam)
+    return isinstance(optimizer, _ADAMS)
+
+
+def _refuse_split(optimizer: torch.optim.Optimizer) -> None:
+    if isinstance(optimizer, SplitOptimizer) and issubclass(optimizer.whole_type, _ADAMS):
+        raise UsageError(
+            "split_optimizer leaves each rank a part of Adam's means of squares, and noise is that of whole "
+            "gradients divided by their roots; leave out split_optimizer, or the adaptive batch "
+            "(measure_noise() without an optimizer measures gradients as they are)"
+        )
 
 
 def _divisor(adam: torch.optim.Optimizer, group: dict[str, Any], parameter: nn.Parameter) -> Tensor | None:

@@ -1,17 +1,19 @@
 """An optimizer whose states are split over the ranks of a HeteroDDP, by DeepSpeed's ZeRO-1."""
 
 from collections.abc import Callable
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 from torch.optim import Optimizer
 
 from ..backends.split_states import SplitStates
 from ..errors import UnsupportedPlanError, UsageError
-from .model import HeteroDDP
+
+if TYPE_CHECKING:
+    from .model import HeteroDDP
 
 
-def split_optimizer(model: HeteroDDP, optimizer: Optimizer, *, zero: int = 1) -> Optimizer:
+def split_optimizer(model: "HeteroDDP", optimizer: Optimizer, *, zero: int = 1) -> Optimizer:
     """Split the states of ``optimizer`` over the ranks of ``model``; all call it, before the first step.
 
         optimizer = arachne.split_optimizer(model, torch.optim.AdamW(model.parameters()))
@@ -50,12 +52,14 @@ def split_optimizer(model: HeteroDDP, optimizer: Optimizer, *, zero: int = 1) ->
 class SplitOptimizer(Optimizer):
     """Looks like the whole optimizer, with its parameters and settings; holds one part of its states."""
 
-    def __init__(self, model: HeteroDDP, optimizer: Optimizer) -> None:
+    def __init__(self, model: "HeteroDDP", optimizer: Optimizer) -> None:
         super().__init__([dict(group) for group in optimizer.param_groups], dict(optimizer.defaults))
         group = model.peers.group
         assert group is not None
         named = [*model.module.named_parameters()]
         self._backend = SplitStates.of(named, optimizer, group, model.device)
+        self.whole_type = type(optimizer)
+        """Of the optimizer that was split."""
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Step this rank's part, then hand round the parameters; all ranks call it together.
