@@ -201,5 +201,5 @@ def one_rank_measures():
 
 
 def test_ranks_that_do_not_all_measure_are_told():
-    with pytest.raises(WorkerFailedError, match="the engines of the ranks differ in .*noise"):
+    with pytest.raises(WorkerFailedError, match=r"the engines of the ranks differ in .*noise"):
         run_ranks(4, one_rank_measures)
