@@ -1,0 +1,218 @@
+"""A model of ranks that train, fail, freeze, report and go on, for exhaustive exploration of the commit rule.
+
+A failed rank may be dead, or only cut off and still acting in its old generation: both are the same here, since a
+dead rank is one that never acts again. Ranks are alike, so a state is a sorted tuple of them.
+"""
+
+from collections.abc import Callable, Iterator
+from enum import IntEnum
+from typing import NamedTuple
+
+from arachne_runtime.membership.decision import Report, Verdict, decide
+
+Rule = Callable[[list[Report]], "Told"]
+
+
+class Violation(Exception):
+    """The rule let something happen that must not."""
+
+
+class Phase(IntEnum):
+    IDLE = 0
+    PART_1 = 1
+    PART_2 = 2
+    PART_3 = 3
+    FROZEN = 4
+    TOLD = 5  # has seen the new record, has not acted on it
+
+
+class Told(NamedTuple):
+    """A decision as the ranks follow it; ``step`` None: each its own open step."""
+
+    apply: bool
+    step: int | None
+
+
+class Rank(NamedTuple):
+    lost: bool = False
+    phase: Phase = Phase.IDLE
+    applied: int = 0
+    entered: int = 0
+    held: int = -1  # generation of the gradients of `entered`, -1: none
+    generation: int = 0
+    started: int = 0  # last step whose part 1 it began in its generation; 0: none
+    member_until: int = 0  # the last generation it is in; without joiners members only go
+    report: Report | None = None
+    told: Told | None = None  # while TOLD: what it has seen, which may be older than the newest record
+
+    @property
+    def key(self) -> tuple[object, ...]:
+        seen = self.report
+        reported = () if seen is None else (seen.applied, seen.entered, -1 if seen.held is None else seen.held)
+        told = () if self.told is None else (self.told.apply, -1 if self.told.step is None else self.told.step)
+        return (*self[:8], reported, told)
+
+
+class State(NamedTuple):
+    ranks: tuple[Rank, ...]
+    generation: int
+    told: Told | None
+    committed: tuple[int, ...]  # by step: generation of the gradients that were applied, -1: none yet
+    failures: int
+
+
+def real_rule(reports: list[Report]) -> Told:
+    decision = decide(reports)
+    return Told(decision.verdict is Verdict.APPLY, decision.step)
+
+
+def yes_or_no(reports: list[Report]) -> Told:
+    """Each only says whether it has a step open whose gradients it holds."""
+    return Told(all(r.entered > r.applied and r.held is not None for r in reports), None)
+
+
+def anyone_completed(reports: list[Report]) -> Told:
+    step = min(report.entered for report in reports)
+    return Told(any(report.applied >= step for report in reports), step)
+
+
+def all_entered(reports: list[Report]) -> Told:
+    """Without the generation of the gradients."""
+    return Told(True, min(report.entered for report in reports))
+
+
+class Model(NamedTuple):
+    num_ranks: int
+    num_steps: int
+    num_failures: int
+    rule: Rule = real_rule
+    freezes_first: bool = True
+    lost_may_act: bool = True
+
+    def explore(self) -> int:
+        """Number of states, all of them visited; raises Violation."""
+        start = State((Rank(),) * self.num_ranks, 0, None, (-1,) * (self.num_steps + 1), 0)
+        seen, todo = {start}, [start]
+        while todo:
+            state = todo.pop()
+            own, others = self.moves(state)
+            if not own and any(not r.lost and r.applied < self.num_steps for r in state.ranks):
+                raise Violation(f"nobody can go on: {state}")
+            for following in own + others:
+                if following not in seen:
+                    seen.add(following)
+                    todo.append(following)
+        return len(seen)
+
+    def moves(self, state: State) -> tuple[list[State], list[State]]:
+        """What survivors and the coordinator can do, and what failing and failed ranks can."""
+        own = list(self.publish(state))
+        others = []
+        for rank in set(state.ranks):
+            if rank.lost and not self.lost_may_act:
+                continue
+            moved = [self.put(state, rank, *after) for after in self.acts(state, rank)]
+            (others if rank.lost else own).extend(moved)
+            if not rank.lost and state.failures < self.num_failures:
+                lost = self.put(state, rank, rank._replace(lost=True), state.committed)
+                others.append(lost._replace(failures=state.failures + 1))
+        return own, others
+
+    @staticmethod
+    def put(state: State, old: Rank, new: Rank, committed: tuple[int, ...]) -> State:
+        ranks = list(state.ranks)
+        ranks[ranks.index(old)] = new
+        return state._replace(ranks=tuple(sorted(ranks, key=lambda rank: rank.key)), committed=committed)
+
+    def acts(self, state: State, rank: Rank) -> Iterator[tuple[Rank, tuple[int, ...]]]:
+        team = [peer for peer in state.ranks if peer.member_until >= rank.generation]
+        yield from self.trains(state, rank, team)
+        yield from self.recovers(state, rank, team)
+
+    def trains(self, state: State, rank: Rank, team: list[Rank]) -> Iterator[tuple[Rank, tuple[int, ...]]]:
+        here = [peer for peer in team if peer.generation == rank.generation]
+        step = rank.applied + 1
+        if rank.phase is Phase.IDLE and step <= self.num_steps:
+            if rank.started == 0 and any(peer.started not in (0, step) for peer in here):
+                raise Violation("ranks of one generation start different steps")
+            yield rank._replace(phase=Phase.PART_1, started=step, held=-1), state.committed
+        if rank.phase is Phase.PART_1 and len(here) == len(team) and all(p.started >= step for p in team):
+            entered = rank._replace(phase=Phase.PART_2, entered=step, held=rank.generation)
+            yield entered, state.committed
+        if rank.phase is Phase.PART_2 and len(here) == len(team) and all(in_part_2(p, step) for p in team):
+            yield rank._replace(phase=Phase.PART_3), state.committed
+        if rank.phase is Phase.PART_3:
+            yield applied(rank._replace(phase=Phase.IDLE), state.committed)
+
+    def recovers(self, state: State, rank: Rank, team: list[Rank]) -> Iterator[tuple[Rank, tuple[int, ...]]]:
+        here = [peer for peer in team if peer.generation == rank.generation]
+        alarmed = any(peer.lost for peer in team) or any(peer.report for peer in here)
+        if alarmed and rank.report is None:
+            if self.freezes_first:
+                frozen, committed = freeze(rank, state.committed)
+                yield frozen._replace(report=report_of(frozen)), committed
+            else:
+                yield rank._replace(report=report_of(rank)), state.committed
+        if rank.report and rank.generation < state.generation <= rank.member_until:
+            frozen, committed = freeze(rank, state.committed)
+            told = frozen._replace(phase=Phase.TOLD, told=state.told, report=None)
+            yield told._replace(generation=state.generation, started=0), committed
+        if rank.phase is Phase.TOLD:
+            yield act_on(rank, rank.told, state.committed)
+
+    def publish(self, state: State) -> Iterator[State]:
+        """Once each member has reported or is removed; one that failed after its report may be kept or not."""
+        members = [rank for rank in state.ranks if rank.member_until == state.generation]
+        ready = {rank for rank in members if rank.report and rank.generation == state.generation}
+        if not members or any(not rank.lost and rank not in ready for rank in members):
+            return
+        for keeps_lost in (True, False) if state.generation < self.num_failures else (False,):
+            kept = [rank for rank in members if rank in ready and (keeps_lost or not rank.lost)]
+            if not kept or all(rank.lost for rank in kept):
+                continue
+            told = self.rule([rank.report for rank in kept])
+            ranks = [
+                rank._replace(member_until=state.generation + 1) if rank in kept else rank for rank in state.ranks
+            ]
+            ranks.sort(key=lambda rank: rank.key)
+            yield state._replace(ranks=tuple(ranks), generation=state.generation + 1, told=told)
+
+
+def in_part_2(rank: Rank, step: int) -> bool:
+    """Whether it has entered (2) of a step in its generation."""
+    return rank.started > step or (rank.started == step and rank.held == rank.generation)
+
+
+def report_of(rank: Rank) -> Report:
+    return Report(applied=rank.applied, entered=rank.entered, held=None if rank.held < 0 else rank.held)
+
+
+def freeze(rank: Rank, committed: tuple[int, ...]) -> tuple[Rank, tuple[int, ...]]:
+    """Leave the groups, but finish (3)."""
+    if rank.phase is Phase.PART_3:
+        rank, committed = applied(rank, committed)
+    return rank._replace(phase=Phase.FROZEN, told=None), committed
+
+
+def applied(rank: Rank, committed: tuple[int, ...]) -> tuple[Rank, tuple[int, ...]]:
+    """(3) of the step it has entered: from here on its result may have left the rank."""
+    step = rank.entered
+    if rank.applied != step - 1 or rank.held < 0:
+        raise Violation(f"step {step} is applied by a rank at step {rank.applied} with gradients {rank.held}")
+    if committed[step] not in (-1, rank.held):
+        raise Violation(f"step {step} is applied from gradients of generations {committed[step]}, {rank.held}")
+    return rank._replace(applied=step), (*committed[:step], rank.held, *committed[step + 1 :])
+
+
+def act_on(rank: Rank, told: Told, committed: tuple[int, ...]) -> tuple[Rank, tuple[int, ...]]:
+    step = rank.entered if told.step is None else told.step
+    if told.apply and rank.applied < step:
+        if rank.entered != step:
+            raise Violation(f"step {step} is to be applied by a rank that entered {rank.entered}")
+        rank, committed = applied(rank, committed)
+    following = rank.applied + 1 if told.step is None else step + told.apply
+    if rank.applied != following - 1:
+        raise Violation(f"a rank at step {rank.applied} is to compute step {following}")
+    if rank.applied < rank.entered:
+        rank = rank._replace(held=-1)
+    return rank._replace(phase=Phase.IDLE, told=None), committed
