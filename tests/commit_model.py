@@ -1,7 +1,7 @@
 """A model of ranks that train, fail, freeze, report and go on, for exhaustive exploration of the commit rule.
 
-A failed rank may be dead, or only cut off and still acting in its old generation: both are the same here, since a
-dead rank is one that never acts again. Ranks are alike, so a state is a sorted tuple of them.
+A failed rank may be dead, or only cut off and still acting in its old generation: a dead rank is one that never
+acts again. Ranks are alike, so a state is a sorted tuple of them.
 """
 
 from collections.abc import Callable, Iterator
@@ -13,7 +13,7 @@ from arachne_runtime.membership.decision import Report, Verdict, decide
 Rule = Callable[[list[Report]], "Told"]
 
 
-class Violation(Exception):
+class ViolationError(Exception):
     """The rule let something happen that must not."""
 
 
@@ -48,8 +48,12 @@ class Rank(NamedTuple):
     @property
     def key(self) -> tuple[object, ...]:
         seen = self.report
-        reported = () if seen is None else (seen.applied, seen.entered, -1 if seen.held is None else seen.held)
-        told = () if self.told is None else (self.told.apply, -1 if self.told.step is None else self.told.step)
+        reported = (
+            () if seen is None else (seen.applied, seen.entered, -1 if seen.held is None else seen.held)
+        )
+        told = (
+            () if self.told is None else (self.told.apply, -1 if self.told.step is None else self.told.step)
+        )
         return (*self[:8], reported, told)
 
 
@@ -90,14 +94,14 @@ class Model(NamedTuple):
     lost_may_act: bool = True
 
     def explore(self) -> int:
-        """Number of states, all of them visited; raises Violation."""
+        """Number of states, all of them visited; raises ViolationError."""
         start = State((Rank(),) * self.num_ranks, 0, None, (-1,) * (self.num_steps + 1), 0)
         seen, todo = {start}, [start]
         while todo:
             state = todo.pop()
             own, others = self.moves(state)
             if not own and any(not r.lost and r.applied < self.num_steps for r in state.ranks):
-                raise Violation(f"nobody can go on: {state}")
+                raise ViolationError(f"nobody can go on: {state}")
             for following in own + others:
                 if following not in seen:
                     seen.add(following)
@@ -134,7 +138,7 @@ class Model(NamedTuple):
         step = rank.applied + 1
         if rank.phase is Phase.IDLE and step <= self.num_steps:
             if rank.started == 0 and any(peer.started not in (0, step) for peer in here):
-                raise Violation("ranks of one generation start different steps")
+                raise ViolationError("ranks of one generation start different steps")
             yield rank._replace(phase=Phase.PART_1, started=step, held=-1), state.committed
         if rank.phase is Phase.PART_1 and len(here) == len(team) and all(p.started >= step for p in team):
             entered = rank._replace(phase=Phase.PART_2, entered=step, held=rank.generation)
@@ -161,7 +165,7 @@ class Model(NamedTuple):
             yield act_on(rank, rank.told, state.committed)
 
     def publish(self, state: State) -> Iterator[State]:
-        """Once each member has reported or is removed; one that failed after its report may be kept or not."""
+        """Once each member has reported or is removed; who failed after its report may be kept or not."""
         members = [rank for rank in state.ranks if rank.member_until == state.generation]
         ready = {rank for rank in members if rank.report and rank.generation == state.generation}
         if not members or any(not rank.lost and rank not in ready for rank in members):
@@ -172,7 +176,8 @@ class Model(NamedTuple):
                 continue
             told = self.rule([rank.report for rank in kept])
             ranks = [
-                rank._replace(member_until=state.generation + 1) if rank in kept else rank for rank in state.ranks
+                rank._replace(member_until=state.generation + 1) if rank in kept else rank
+                for rank in state.ranks
             ]
             ranks.sort(key=lambda rank: rank.key)
             yield state._replace(ranks=tuple(ranks), generation=state.generation + 1, told=told)
@@ -198,9 +203,13 @@ def applied(rank: Rank, committed: tuple[int, ...]) -> tuple[Rank, tuple[int, ..
     """(3) of the step it has entered: from here on its result may have left the rank."""
     step = rank.entered
     if rank.applied != step - 1 or rank.held < 0:
-        raise Violation(f"step {step} is applied by a rank at step {rank.applied} with gradients {rank.held}")
+        raise ViolationError(
+            f"step {step} is applied by a rank at step {rank.applied} with gradients {rank.held}"
+        )
     if committed[step] not in (-1, rank.held):
-        raise Violation(f"step {step} is applied from gradients of generations {committed[step]}, {rank.held}")
+        raise ViolationError(
+            f"step {step} is applied from gradients of generations {committed[step]}, {rank.held}"
+        )
     return rank._replace(applied=step), (*committed[:step], rank.held, *committed[step + 1 :])
 
 
@@ -208,11 +217,11 @@ def act_on(rank: Rank, told: Told, committed: tuple[int, ...]) -> tuple[Rank, tu
     step = rank.entered if told.step is None else told.step
     if told.apply and rank.applied < step:
         if rank.entered != step:
-            raise Violation(f"step {step} is to be applied by a rank that entered {rank.entered}")
+            raise ViolationError(f"step {step} is to be applied by a rank that entered {rank.entered}")
         rank, committed = applied(rank, committed)
     following = rank.applied + 1 if told.step is None else step + told.apply
     if rank.applied != following - 1:
-        raise Violation(f"a rank at step {rank.applied} is to compute step {following}")
+        raise ViolationError(f"a rank at step {rank.applied} is to compute step {following}")
     if rank.applied < rank.entered:
         rank = rank._replace(held=-1)
     return rank._replace(phase=Phase.IDLE, told=None), committed

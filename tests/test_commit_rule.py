@@ -4,7 +4,7 @@ import pytest
 
 from arachne_runtime.membership.decision import Decision, Flags, Report, StatesDifferError, Verdict, decide
 
-from .commit_model import Model, Violation, all_entered, anyone_completed, real_rule, yes_or_no
+from .commit_model import Model, ViolationError, all_entered, anyone_completed, real_rule, yes_or_no
 
 
 @pytest.mark.parametrize(
@@ -30,12 +30,12 @@ def test_no_order_of_events_breaks_the_rule(ranks, steps, failures, lost_may_act
     ],
 )
 def test_the_checker_finds_what_is_wrong_with_a_simpler_rule(rule, words):
-    with pytest.raises(Violation, match=words):
+    with pytest.raises(ViolationError, match=words):
         Model(3, 2, 2, rule, lost_may_act=False).explore()
 
 
 def test_a_report_before_the_freeze_is_wrong():
-    with pytest.raises((Violation, StatesDifferError)):
+    with pytest.raises((ViolationError, StatesDifferError)):
         Model(3, 2, 1, real_rule, freezes_first=False, lost_may_act=False).explore()
 
 

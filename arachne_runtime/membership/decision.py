@@ -1,9 +1,9 @@
 """The commit rule: from what the survivors of a failure report, whether the open step is applied or redone.
 
 A step k has three parts: (1) forward, backward, all reductions; (2) one small all-reduce of flags; (3) the
-optimizer step, without any collective, and then whatever leaves the rank. A rank *enters* (2) when all of (1) is
-finished and its reduced gradients are held untouched. After a failure each survivor freezes: it leaves its
-groups, finishes (3) if it is in it, and only then reports.
+optimizer step, without any collective, and then whatever leaves the rank. A rank *enters* (2) when all of
+(1) is finished and its reduced gradients are held untouched. After a failure each survivor freezes: it
+leaves its groups, finishes (3) if it is in it, and only then reports.
 
 The rule is safe because a rank completes (2) of k only after every rank of the generation has entered it. So if
 anything of k left a rank, every survivor holds or has applied k, and all apply it.
@@ -46,9 +46,9 @@ class Report(Document, frozen=True, kw_only=True):
     applied: int
     """The last step whose (3) is finished."""
     entered: int
-    """The last step whose (2) was entered, though its gradients may have been discarded since."""
+    """The last step whose (2) was entered; its gradients may have been discarded since."""
     held: int | None = None
-    """The generation in which the gradients of step ``entered`` that it holds were reduced; None: holds none."""
+    """Generation in which the gradients of ``entered`` that it holds were reduced; None: holds none."""
     flags: Flags | None = None
     """Of the last step whose (2) it completed."""
 
@@ -82,7 +82,7 @@ def decide(reports: Sequence[Report]) -> Decision:
     """The rule, over the reports of all members of the published generation that were not removed.
 
     K is the smallest last-entered step. If each of them has applied K, or holds K's gradients, all of one
-    generation, all apply K; otherwise all discard and redo K. Applying is idempotent: who has applied K, keeps it.
+    generation, all apply K; otherwise all discard and redo K. Who has applied K already keeps it.
 
     Raises StatesDifferError where the reports cannot be of one job; ValueError without any.
     """
@@ -96,12 +96,14 @@ def decide(reports: Sequence[Report]) -> Decision:
         return Decision(verdict=Verdict.REDO, step=step)
     known = [report.flags for report in reports if report.flags is not None and report.flags.step == step]
     if any(flags != known[0] for flags in known):
-        raise StatesDifferError(f"survivors have unlike flags of step {step}: {known}; go back to a checkpoint")
+        raise StatesDifferError(
+            f"survivors have unlike flags of step {step}: {known}; go back to a checkpoint"
+        )
     return Decision(verdict=Verdict.APPLY, step=step, flags=known[0] if known else None)
 
 
 def _refuse_different_states(reports: Sequence[Report], step: int) -> None:
-    """A rank that entered K + 1 saw (2) of K complete, for which all had entered K: nobody is further apart."""
+    """A rank that entered K + 1 saw (2) of K complete, for which all had entered K."""
     faults = [fault for report in reports if (fault := report.fault) is not None]
     if any(report.entered > step + 1 for report in reports):
         faults.append(f"a survivor has entered step {max(r.entered for r in reports)}, another only {step}")
