@@ -1,7 +1,7 @@
 """A model of ranks that train, fail, freeze, report and go on, for exhaustive exploration of the commit rule.
 
-A failed rank may be dead, or only cut off and still acting in its old generation: a dead rank is one that never
-acts again. Ranks are alike, so a state is a sorted tuple of them.
+A failed rank may be dead, or only cut off and still acting in its old generation: a dead rank is one that
+never acts again. Ranks are alike, so a state is a sorted tuple of them.
 """
 
 from collections.abc import Callable, Iterator

@@ -5,8 +5,8 @@ optimizer step, without any collective, and then whatever leaves the rank. A ran
 (1) is finished and its reduced gradients are held untouched. After a failure each survivor freezes: it
 leaves its groups, finishes (3) if it is in it, and only then reports.
 
-The rule is safe because a rank completes (2) of k only after every rank of the generation has entered it. So if
-anything of k left a rank, every survivor holds or has applied k, and all apply it.
+The rule is safe because a rank completes (2) of k only after every rank of the generation has entered it.
+So if anything of k left a rank, every survivor holds or has applied k, and all apply it.
 tests/test_commit_rule.py explores every order of events.
 """
 
