@@ -1,7 +1,8 @@
 """What the engine asks of whatever holds the optimizer of a rank, and the plain answer: torch's, whole."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from typing import Protocol
 
 from torch import Tensor, nn
@@ -70,6 +71,21 @@ class GradientSums(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class StateRun:
+    """Where the optimizer keeps the states of some elements of a parameter."""
+
+    parameter: nn.Parameter
+    elements: range
+    """Of the parameter, counted row by row."""
+    stepped: Tensor
+    """What the optimizer steps: the parameter itself, or a flat tensor with parts of several."""
+    inside: slice | None = None
+    """Where the elements are in it; None: it is the parameter."""
+    is_trained: bool = True
+    """Whether it ever had a gradient; without one it has no states but zeros that stand in a flat tensor."""
+
+
 class OptimizerBackend(Protocol):
     """Holds the optimizer of one rank and takes its steps."""
 
@@ -98,6 +114,23 @@ class OptimizerBackend(Protocol):
         """All that it holds from step to step beside parameters and gradients."""
         ...
 
+    def runs(self) -> Iterator[StateRun]:
+        """Which elements of its parameters this rank has states of, and where.
+
+        Raises:
+            UnsupportedPlanError: They are kept in a way that nothing here reads.
+
+        """
+        ...
+
+    def set_trained(self, trained: Collection[nn.Parameter]) -> None:
+        """The states are now, of this and other ranks, those of these parameters."""
+        ...
+
+    def take_parameters(self) -> None:
+        """Step from the parameters as they are now: others have written them in place."""
+        ...
+
     def close(self) -> None:
         """Let go of process groups and hooks; it cannot step any more."""
         ...
@@ -123,6 +156,20 @@ class WholeStates:
     def kept(self) -> Iterator[Tensor]:
         """The states."""
         return iter(()) if self.optimizer is None else states_of(self.optimizer)
+
+    def runs(self) -> Iterator[StateRun]:
+        """All elements of every parameter."""
+        if self.optimizer is None:
+            return
+        for group in self.optimizer.param_groups:
+            for p in group["params"]:
+                yield StateRun(p, range(p.numel()), p, is_trained=bool(self.optimizer.state.get(p)))
+
+    def set_trained(self, trained: Collection[nn.Parameter]) -> None:
+        """Those that have states say so."""
+
+    def take_parameters(self) -> None:
+        """There are no copies."""
 
     def close(self) -> None:
         """Nothing is held."""

@@ -4,7 +4,7 @@ Every rank plays every micro-batch, since all communicate in each. The engine we
 """
 
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
@@ -19,7 +19,7 @@ from ..model import StageModule
 from ..plan.order import REDUCTION_BYTES, Reduction
 from ..units import Bytes
 from .deepspeed import Split, load
-from .protocol import GradientSums, refuse_thawed, states_of
+from .protocol import GradientSums, StateRun, refuse_thawed, states_of
 from .split_states import refuse_dtypes, refuse_early_states
 
 DTYPES = (torch.float32,)
@@ -191,6 +191,24 @@ class SplitGradients:
         if self._stage == 3:
             yield from (p.ds_tensor for p in self._module.parameters())  # type: ignore[attr-defined]
             yield from (b.buffer for b in zero.ipg_buckets.values() if b.buffer is not None)
+
+    def runs(self) -> Iterator[StateRun]:
+        """They cannot be read yet."""
+        raise self._unreadable()
+
+    def set_trained(self, trained: Collection[nn.Parameter]) -> None:
+        """They cannot be written yet."""
+        raise self._unreadable()
+
+    def take_parameters(self) -> None:
+        """They cannot be written yet."""
+        raise self._unreadable()
+
+    def _unreadable(self) -> UnsupportedPlanError:
+        return UnsupportedPlanError(
+            f"the state of a job whose plan has ZeRO-{self._stage} can be neither saved nor moved: its parts "
+            "lie as DeepSpeed packs them; set zero to 1 or 0 in the plan"
+        )
 
     def close(self) -> None:
         """Let DeepSpeed go."""

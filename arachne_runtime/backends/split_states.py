@@ -5,7 +5,7 @@ parameters that each rank has stepped.
 """
 
 import copy
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 
 from ..errors import UnsupportedPlanError, UsageError
 from .deepspeed import Split
-from .protocol import GradientSums, states_of
+from .protocol import GradientSums, StateRun, states_of
 
 DTYPES = (torch.float32, torch.float64, torch.bfloat16)
 """Of parameters that can be split: states are kept in the parameters' own dtype, as torch's optimizers do."""
@@ -184,6 +184,22 @@ class SplitStates:
         """The states, and DeepSpeed's own copy of the parameters of this part."""
         yield from self._split.zero.single_partition_of_fp32_groups
         yield from states_of(self.optimizer)
+
+    def runs(self) -> Iterator[StateRun]:
+        """The elements of this rank's part, by parameter."""
+        zero = self._split.zero
+        for number, group in enumerate(zero.bit16_groups):
+            flat, size = zero.single_partition_of_fp32_groups[number], int(zero.partition_size[number])
+            for parameter, mine, inside in _inside(group, self._place, size):
+                if id(parameter) in self._names:  # else it stands in for an empty group
+                    elements, here = range(inside.start, inside.stop), slice(mine.start, mine.stop)
+                    trained = bool(self._num_trained.get(id(parameter)))
+                    yield StateRun(parameter, elements, flat, here, is_trained=trained)
+
+    def set_trained(self, trained: Collection[nn.Parameter]) -> None:
+        """Count their steps anew, from one."""
+        self._num_steps = int(bool(trained))
+        self._num_trained = {id(parameter): 1 for parameter in trained}
 
     def close(self) -> None:
         """Let DeepSpeed go."""

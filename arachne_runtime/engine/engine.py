@@ -96,6 +96,8 @@ class Engine:
         """Of this rank, by stage."""
         device = device or default_device(self.places[0].device)
         self._summed = parts.summed()
+        self.forms = self._summed.forms
+        """Of the parameters of each block, whole."""
         self._mesh = Mesh.form(plan, self._summed, self.places[0].rank, device)
         spans = [holding(plan, place)[1].blocks for place in self.places]
         shared = sharing_of(self._mesh, plan, recipe)
@@ -104,11 +106,11 @@ class Engine:
         for place, stage in zip(self.places, self.stages, strict=True):
             place_experts(stage, self._mesh.experts[place.stage])
         self._accumulation = self._prepare_dtypes()
-        self._backend = backend_for(
+        self.backend = backend_for(
             plan, self._mesh, self.stages, list(self._trained()), self._make_optimizer()
         )
-        self._gradients = self._backend.sums or Gradients.of(self.stages, self._mesh)
-        self.optimizer = self._backend.optimizer
+        self._gradients = self.backend.sums or Gradients.of(self.stages, self._mesh)
+        self.optimizer = self.backend.optimizer
         """None on a rank without parameters that train; under ZeRO it has this rank's part of the states."""
         self.schedule = recipe.lr_schedule(self.optimizer) if recipe.lr_schedule and self.optimizer else None
         self.num_steps = 0
@@ -132,7 +134,10 @@ class Engine:
         """Stages whose losses and items this rank adds to those of others: one rank of each replica does."""
         self._within = frozenset(stage for stage in self._plays if stage + 1 in self._plays)
         self._records: Records = recorder or Silence()
-        self._on_step = on_step
+        self.after_step: list[Callable[[StepReport, StepBatch], None]] = []
+        """Called in turn when a step is done, on every rank; what they do is between two steps."""
+        if on_step is not None:
+            self.after_step.append(lambda report, _: on_step(report))
         self._is_open = True
         self._program = lru_cache(KEPT_PROGRAMS)(
             lambda num_rows: Program.of(plan, self.places, num_rows, self._summed)
@@ -168,7 +173,7 @@ class Engine:
 
     def whole_parameters(self) -> AbstractContextManager[None]:
         """Inside, parameters can be read whole (always without ZeRO-3); all ranks enter it together."""
-        return self._backend.whole()
+        return self.backend.whole()
 
     def _trained(self) -> Iterator[tuple[str, nn.Parameter]]:
         return ((name, p) for name, p in self.named_parameters() if p.requires_grad)
@@ -178,7 +183,7 @@ class Engine:
         for stage in self.stages:
             yield from chain(stage.parameters(), stage.buffers())
         yield from self._gradients.kept()
-        yield from self._backend.kept()
+        yield from self.backend.kept()
 
     def held_parts(self) -> dict[str, tuple[Intervals, ...]]:
         """What this rank holds of each whole parameter, by dim; by the names of ``named_parameters``."""
@@ -202,7 +207,7 @@ class Engine:
         self._is_open = False
         for stage in self.stages:
             place_experts(stage, ExpertMesh())
-        self._backend.close()
+        self.backend.close()
         self._gradients.close()
         self._mesh.close()
 
@@ -241,8 +246,8 @@ class Engine:
             seconds=time.perf_counter() - start, skipped=skipped, loss_scale=scale,
             noise=self._noise.reading(trace, norm, batch.num_rows) if self._noise else None,
         )  # fmt: skip
-        if self._on_step is not None:
-            self._on_step(report)
+        for tell in self.after_step:
+            tell(report, batch)
         return report
 
     def evaluate(self, batches: Iterable[Any]) -> EvaluationReport:
@@ -281,33 +286,18 @@ class Engine:
         forget_casts(self._mesh.device)
         records = Silence() if evaluates else self._records
         courier = Courier(
-            program.sequence,
-            program.rows,
-            rank=self._mesh.rank,
-            device=self._mesh.device,
-            transport=self._mesh.transport,
-            reducer=self._gradients,
-            num_rows=batch.num_rows,
-            within=self._within,
-            blocking=self._blocking,
-            looks_ahead=self._overlap,
-            forward_only=evaluates,
-        )
+            program.sequence, program.rows, rank=self._mesh.rank, device=self._mesh.device,
+            transport=self._mesh.transport, reducer=self._gradients, num_rows=batch.num_rows,
+            within=self._within, blocking=self._blocking, looks_ahead=self._overlap, forward_only=evaluates,
+        )  # fmt: skip
+        watched = is_watched(self.num_steps) and not evaluates
         players = {
             stage: Player(
-                play,
-                courier,
-                self._gradients,
-                batch,
-                program.rows,
-                program.guests,
-                records=records,
-                step=self.num_steps,
-                watched=is_watched(self.num_steps) and not evaluates,
-                scale=self._loss_scale,
+                play, courier, self._gradients, batch, program.rows, program.guests,
+                records=records, step=self.num_steps, watched=watched, scale=self._loss_scale,
             )
             for stage, play in self._plays.items()
-        }
+        }  # fmt: skip
         last = players[max(players)]  # the one with a loss, if this rank has it
         counted = last.own_samples() if max(players) in self._speaking else ()
         weight = weight_of(self.recipe.num_items, counted, batch.num_rows, self._mesh, may_be_none=evaluates)
@@ -366,7 +356,7 @@ class Engine:
         if self.recipe.clip_norm is not None:
             self._gradients.clip(norm, self.recipe.clip_norm)
         self._accumulation.round()
-        self._backend.step()
+        self.backend.step()
         if self.schedule is not None:
             self.schedule.step()
         self._records.add(RecordKind.UPDATE, "update", (start, start, self._records.mark()))
