@@ -187,7 +187,9 @@ def holdings_of_zero_2() -> None:
 
 
 def test_what_deepspeed_packs_is_refused_with_a_way_out():
-    with pytest.raises(WorkerFailedError, match=r"ZeRO-2 can be neither saved nor moved.* set zero to 1 or 0"):
+    with pytest.raises(
+        WorkerFailedError, match=r"ZeRO-2 can be neither saved nor moved.* set zero to 1 or 0"
+    ):
         run_ranks(2, holdings_of_zero_2)
 
 
