@@ -22,6 +22,7 @@ def measure(options: Options) -> Iterator[Result]:
     yield from solver_results(options.quick)
     yield from share_results(options.quick)
     yield from regret_results(options.quick)
+    yield from equal_results(options.quick)
     yield from drift_results(options.quick)
     yield from noise_results(options.quick)
 
@@ -120,6 +121,21 @@ def regret_results(quick: bool) -> Iterator[Result]:
             worst_run=100 * max(fmean(lost.regret for lost in run[40:]) for run in runs),
             moves_a_100_steps=moves,
         )  # fmt: skip
+
+
+EQUAL_NOISE = 0.1
+"""Deviation of a reading on equal replicas: a busy machine's."""
+
+
+def equal_results(quick: bool) -> Iterator[Result]:
+    """How often equal replicas have uneven shares once they have been learnt."""
+    for count, batch in ((2, 128), (4, 64), (8, 256)):
+        even, uneven = (batch // count,) * count, []
+        for seed in range(5 if quick else 30):
+            cluster = Cluster(model_of((1,) * count), noise=EQUAL_NOISE, rng=random.Random(seed))
+            late = list(play(Balancer(num_replicas=count), cluster, 300, batch))[24:]
+            uneven.append(100 * fmean(lost.shares != even for lost in late))
+        yield at_most(f"equal-uneven-{count}", fmean(uneven), "% of steps", bound=1.0, most=max(uneven))
 
 
 def _run(speeds: tuple[float, ...], comm_s: float, batch: int, seed: int) -> list:

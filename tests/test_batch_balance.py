@@ -113,10 +113,50 @@ def test_minima_hold_and_are_let_go_for_a_tiny_last_batch():
     assert sum(balancer.shares(0)) == 0
 
 
-def test_equal_replicas_stay_even():
-    balancer, cluster = Balancer(num_replicas=4), Cluster(model_of((1, 1, 1, 1)))
+@pytest.mark.parametrize(("num_replicas", "batch"), [(2, 128), (4, 64), (8, 256)])
+def test_equal_replicas_keep_even_shares_in_noise(num_replicas, batch):
+    even = (batch // num_replicas,) * num_replicas
+    for seed in range(4):
+        cluster = Cluster(model_of((1,) * num_replicas), noise=0.1, rng=random.Random(seed))
+        balancer = Balancer(num_replicas=num_replicas)
+        seen = [lost.shares for lost in play(balancer, cluster, 120, batch)]
+        assert sum(shares != even for shares in seen[24:]) <= 5
+
+
+def test_equal_replicas_are_even_again_after_one_was_slowed():
+    cluster = Cluster(model_of((1, 1, 1, 1)), noise=0.05)
+    balancer = Balancer(num_replicas=4)
+    regrets(balancer, cluster, steps=40)
+    cluster.model = slowed(cluster.model, 2, 2.0)
+    regrets(balancer, cluster, steps=30)
+    assert balancer.shares(64)[2] < 12
+    cluster.model = model_of((1, 1, 1, 1))
     regrets(balancer, cluster, steps=60)
-    assert max(balancer.shares(64)) - min(balancer.shares(64)) <= 2
+    assert balancer.shares(64) == (16, 16, 16, 16)
+    assert balancer.shares(60) == (15, 15, 15, 15)
+
+
+def test_a_gain_larger_than_its_doubt_is_taken():
+    cluster = Cluster(model_of((1, 1.2, 1, 1)), noise=0.05)
+    balancer = Balancer(num_replicas=4)
+    late = regrets(balancer, cluster, steps=80, batch=256)[40:]
+    assert sum(late) / len(late) < 0.02
+
+
+def test_a_recovery_is_followed_as_soon_as_a_slowdown_in_heavy_noise():
+    waits = {0: [], 1: []}
+    for seed in range(8):
+        balancer = Balancer(num_replicas=4)
+        cluster = Cluster(model_of((1, 2, 4, 4)), noise=0.2, rng=random.Random(seed))
+        regrets(balancer, cluster, steps=60)
+        well = cluster.model
+        for turn, truth in enumerate((slowed(well, 0, 3.0), well)):
+            cluster.model = truth
+            lost = regrets(balancer, cluster, steps=40)
+            waits[turn].append(next(step for step, regret in enumerate(lost) if regret < 0.2))
+    slower, back = (sum(found) / len(found) for found in waits.values())
+    assert slower < 5
+    assert back < 5
 
 
 def test_a_replica_left_out_is_tried_again():

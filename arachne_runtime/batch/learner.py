@@ -6,13 +6,11 @@ from dataclasses import replace
 import numpy as np
 
 from ..plan.shares import Line
+from ..units import Seconds
 from .buckets import BucketFits, Reading
 from .lines import Floats, LineFits
 from .state import LearnerState
 from .time_model import ReplicaTime, TimeModel
-
-_MOST_DOUBT = 0.1
-"""Deviation beyond which doubt holds nothing back: nor is it known that all is well."""
 
 
 class Learner:
@@ -86,11 +84,10 @@ class Learner:
         deviation = np.sqrt(self._both(self._fits.variance_of_slope())) * samples[: self._n]
         return (deviation / self._both(self._fits.at(samples))).tolist()  # type: ignore[no-any-return]
 
-    def doubt(self, shares: Sequence[int]) -> float:
-        """Relative deviation of the predicted compute at these shares, of the middle replica."""
-        samples = self._samples(shares)
-        deviation = np.sqrt(self._both(self._fits.variance_at(samples)))
-        return min(float(np.median(deviation / self._both(self._fits.at(samples)))), _MOST_DOUBT)
+    def doubt_s(self, shares: Sequence[int]) -> Seconds:
+        """Deviation of the predicted compute at these shares, of the least known replica that has one."""
+        deviation = np.sqrt(self._both(self._fits.variance_at(self._samples(shares))))
+        return max([x for x, share in zip(deviation.tolist(), shares, strict=True) if share], default=0.0)
 
     def _samples(self, shares: Sequence[int]) -> Floats:
         return np.array([float(max(share, 1)) for share in shares] * 2)

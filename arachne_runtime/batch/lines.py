@@ -170,7 +170,8 @@ class LineFits:
         self._update(x, y, error, weight * (1 - self._forget / leverage), weight, fresh)
         self._spread(error * error / doubt, fresh)
         self._ratios = np.where(fresh, np.stack([*self._ratios[1:], 1 + error]), self._ratios)
-        drifted = fresh & self._alarm(off, fresh)
+        near_log = off / (1 + error / 2)  # as far off at a third of the time as at three times of it
+        drifted = fresh & self._alarm(near_log, fresh)
         self._restart(samples, drifted)
         return drifted
 
