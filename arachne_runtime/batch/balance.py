@@ -29,8 +29,8 @@ _MOST_DOUBT = 0.1
 """Fraction of a step beyond which doubt holds nothing back: nor is it known that all is well."""
 _RARELY = (2.0, 2.5)
 """Square of the deviations that a gain over even shares must pass, and more of it each time the replicas
-double: the slowest of equal ones is later than that beside their mean in 1 to 5 of 1,000 looks (2 to 64 replicas,
-Monte Carlo)."""
+double: the slowest of equal ones is later than that beside their mean in 1 to 5 of 1,000 looks (2 to 64
+replicas, Monte Carlo)."""
 _NUM_HELD = 16
 """Sizes of batch whose present shares are remembered."""
 
