@@ -22,6 +22,12 @@ LINKED = Task(width=128, layers=4, sequence=32, global_batch=64)
 NETWORK = LabNetwork(rate_Mbps=200, latency_ms=0.2)
 
 
+def lab_of(shares: Sequence[float], network: LabNetwork | None) -> Lab:
+    """Devices of these shares of a core, each a node of its own."""
+    devices = (LabDevice(name=f"d{i}", share=share) for i, share in enumerate(shares))
+    return Lab(device=tuple(devices), network=network)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Case:
     """A lab and what trains on it."""
@@ -35,8 +41,7 @@ class Case:
     @property
     def lab(self) -> Lab:
         """Its document."""
-        devices = (LabDevice(name=f"d{i}", share=share) for i, share in enumerate(self.shares))
-        return Lab(device=tuple(devices), network=self.network)
+        return lab_of(self.shares, self.network)
 
     @property
     def ratio(self) -> float:
@@ -71,13 +76,18 @@ CASES = (
 )
 
 
+def run_on(lab: Lab, name: str, command: Sequence[str]) -> None:
+    """A command on every device; UnsupportedEnvironmentError where the lab cannot be had in full."""
+    with active(lab) as on:
+        if lacking := [note for note in on.notes if "NOT enforced" in note or "not limited" in note]:
+            raise UnsupportedEnvironmentError(f"lab {name} is not to be had here: {'; '.join(lacking)}")
+        print(f"{name}: {'; '.join(on.notes)}", flush=True)
+        run_ranks(on.state.devices, command, quiet=True)
+
+
 def train_on(case: Case, folder: Path) -> Found:
     """Everything that is asked of one lab; UnsupportedEnvironmentError where it cannot be had in full."""
     task, out = folder / f"{case.name}-task.json", folder / f"{case.name}.json"
     write(case.task, task)
-    with active(case.lab) as on:
-        if lacking := [note for note in on.notes if "NOT enforced" in note or "not limited" in note]:
-            raise UnsupportedEnvironmentError(f"lab {case.name} is not to be had here: {'; '.join(lacking)}")
-        print(f"{case.name}: {'; '.join(on.notes)}", flush=True)
-        run_ranks(on.state.devices, ["-m", "bench.unequal_train", str(task), str(out)], quiet=True)
+    run_on(case.lab, case.name, ["-m", "bench.unequal_train", str(task), str(out)])
     return read_found(out)
