@@ -68,6 +68,12 @@ class ModelError(ArachneError, ValueError):
     exit_code = ExitCode.USAGE
 
 
+class ReplanError(ArachneError, RuntimeError):
+    """A change of plan failed before it counted; says which process, why, and that the old plan goes on."""
+
+    exit_code = ExitCode.WORKER_FAILED
+
+
 class NonFiniteGradientError(ArachneError, FloatingPointError):
     """A gradient of a step is infinite or no number; says block and rank. No parameter was changed."""
 

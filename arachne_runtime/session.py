@@ -16,15 +16,17 @@ from torch.utils.data import Dataset
 from .data import GlobalOrder, LoaderSettings, StepBatch, default_inputs, load_steps
 from .data.loader import num_samples_of
 from .data.prefetch import CudaLane, one_ahead
-from .engine import Engine, Recipe
+from .engine import Engine, Recipe, StepReport
 from .engine.precision import Precision
 from .engine.recipe import Inputs, Loss, Optimizers, Schedule, refuse_no_integers
 from .errors import UsageError
 from .measure.board import Board
 from .measure.recorder import Recorder, Records, Silence
 from .model import ModelParts
-from .plan.placement import holding, places_of
+from .plan.files import read_plan
+from .plan.placement import holding, places_of, rank_order
 from .plan.plan import Plan
+from .state.changes import PlanChange, PlanChanges, PlanFile
 from .surroundings import LONE_DEVICE, Surroundings, choose_device, find_plan, lone_plan, refuse_world
 from .units import Seconds
 
@@ -76,7 +78,7 @@ class Session:
         self.rank = around.rank
         self.world_size = around.world_size
         self.plan = find_plan(plan, around)
-        """The plan; None for a lone process without one, until its engine is made."""
+        """The plan; None for a lone process without one, until its engine is made. ``replan`` changes it."""
         refuse_world(self.plan, self.world_size)
         self.device = choose_device(device, self.plan, self.rank)
         self._trace = Path(trace) if trace is not None else around.trace
@@ -87,6 +89,8 @@ class Session:
         self._is_planless = self.plan is None
         self._engine: Engine | None = None
         """The one that was made last: what ``batches`` loads rows for."""
+        self._changes: PlanChanges | None = None
+        """Of that engine."""
         self._open = ExitStack()
         self._engines: list[Engine] = []
         self._entered = False
@@ -192,8 +196,7 @@ class Session:
         parts = model if isinstance(model, ModelParts) else ModelParts.of(model)
         plan = self.plan if self.plan and not self._is_planless else lone_plan(parts.num_blocks)
         self.plan = plan
-        records, board = self._hooks(plan)
-        on_step = board.write if board is not None else None
+        records, on_step = self._hooks(plan, self.rank)
         self._engine = Engine(
             plan,
             parts,
@@ -205,19 +208,66 @@ class Session:
             noise=noise,
         )
         self._engines.append(self._engine)
+        self._changes = PlanChanges(self._engine, rank_order(plan), self._hooks)
+        self._changes.listeners.append(self._follow)
         return self._engine
 
-    def _hooks(self, plan: Plan) -> tuple[Records, Board | None]:
-        """What the engine tells its times to, and what writes scalars of them."""
+    def replan(self, plan: Plan | Path | str) -> PlanChange:
+        """Go on by another plan, in the same processes, from the state that they have now.
+
+        Every rank calls it between the same two steps, with the same plan. The engine stays the one that the
+        script has; its ``optimizer``, ``schedule`` and ``stages`` are new ones with the old state. Batches
+        that come after are those that would have come.
+
+        Args:
+            plan: The plan, or its file; for the same devices, blocks and global batch.
+
+        Raises:
+            ReplanError: It failed on some rank; the training can go on by the plan that it had.
+            UsageError: No engine yet, or several; other devices.
+            InvalidFileError: The plan's file has faults.
+
+        """
+        return self._change().to(plan if isinstance(plan, Plan) else read_plan(plan))
+
+    def watch_plan(self, source: Callable[[], Plan | None] | Path | str) -> None:
+        """Look for another plan in every step; one that any rank finds is taken up by all behind that step.
+
+        What fails is warned of, and the training goes on by the plan that it had.
+
+        Args:
+            source: Returns a plan, or None while there is none; or a file, which is read when it has changed.
+                Only the ranks that call this look.
+
+        """
+        changes = self._change()
+        changes.source = source if callable(source) else PlanFile(Path(source), changes.engine.plan)
+
+    def on_replan(self, tell: Callable[[PlanChange], None]) -> None:
+        """Call ``tell`` on this rank after every change of plan, between two steps."""
+        self._change().listeners.append(tell)
+
+    def _follow(self, change: PlanChange) -> None:
+        self.plan = change.new
+
+    def _change(self) -> PlanChanges:
+        if self._changes is None or len(self._engines) > 1:
+            raise UsageError(
+                f"a session changes the plan of its one engine, but this one has made {len(self._engines)}"
+            )
+        return self._changes
+
+    def _hooks(self, plan: Plan, rank: int) -> tuple[Records, Callable[[StepReport], None] | None]:
+        """What the engine tells its times to, and what writes scalars of each step."""
         records: Records = Silence()
         if self._trace is not None:
-            recorder = Recorder(self._trace, rank=self.rank, plan=plan, device=self.device)
+            recorder = Recorder(self._trace, rank=rank, plan=plan, device=self.device)
             records = self._open.enter_context(recorder)
         if self._tensorboard is None:
             return records, None
-        board = Board(self._tensorboard, rank=self.rank, plan=plan, device=self.device, records=records)
+        board = Board(self._tensorboard, rank=rank, plan=plan, device=self.device, records=records)
         self._open.callback(board.close)
-        return board, board
+        return board, board.write
 
     def batches(
         self,
@@ -290,8 +340,27 @@ class Session:
             pin_memory=self.device.type == "cuda",
             exact=not self._engine.recipe.stochastic,
         )
-        loaded = load_steps(dataset, order, range(start, steps), self._engine.needed_rows, settings)
-        return one_ahead(loaded, CudaLane(self.device)) if self.device.type == "cuda" else loaded
+        return self._loaded(self._engine, dataset, order, range(start, steps), settings)
+
+    def _loaded(
+        self,
+        engine: Engine,
+        dataset: Dataset[Any],
+        order: GlobalOrder,
+        steps: range,
+        settings: LoaderSettings,
+    ) -> Iterator[StepBatch]:
+        """The batches of some steps; what was loaded ahead for a plan that went is loaded anew."""
+        while steps:
+            plan = engine.plan
+            loaded = load_steps(dataset, order, steps, engine.needed_rows, settings)
+            if self.device.type == "cuda":
+                loaded = one_ahead(loaded, CudaLane(self.device))
+            for batch in loaded:
+                steps = steps[1:]
+                yield batch
+                if engine.plan is not plan:
+                    break
 
     def print(self, *values: object) -> None:
         """Print on rank 0 only, at once."""
@@ -302,8 +371,9 @@ class Session:
         """Say which rank an error leaves, unless the engine has said so."""
         if self.plan is None or any(note.startswith("rank ") for note in getattr(error, "__notes__", ())):
             return
-        place = places_of(self.plan, self.rank)[0]
-        first, stop = holding(self.plan, place)[1].layers
+        plan = self._engine.plan if self._engine is not None else self.plan
+        place = self._engine.places[0] if self._engine is not None else places_of(plan, self.rank)[0]
+        first, stop = holding(plan, place)[1].layers
         error.add_note(
             f"rank {self.rank} of {self.world_size} ({place.device}), stage {place.stage} of pipeline "
             f"{place.pipeline}, blocks {first}:{stop}"

@@ -197,7 +197,8 @@ def reductions_of(size: int):
         order.REDUCTION_BYTES = usual
 
 
-def _train_by_plan(case: Case) -> Outcome:
+def engine_of(case: Case) -> Engine:
+    """The engine of this rank."""
     recipe = Recipe(
         optimizer=case.optimizer,
         loss=case.loss,
@@ -212,7 +213,11 @@ def _train_by_plan(case: Case) -> Outcome:
     engine = Engine(case.plan, ModelParts.of(case.model), recipe, blocking=case.blocking)
     if engine.scale is not None:
         engine.scale.value = SCALE
-    found = Outcome()
+    return engine
+
+
+def _train_by_plan(case: Case) -> Outcome:
+    engine, found = engine_of(case), Outcome()
     for step in range(STEPS):
         report = engine.step(case.batch(step))
         found.losses.append(report.loss)

@@ -13,6 +13,7 @@ from .exactness_frame import Compared, Refused, available, compare, largest
 from .exactness_halves import HALVES
 from .exactness_plans import INTERLEAVED, PLAIN, ZERO_BUBBLE
 from .exactness_precision import EVALUATED, FROZEN, PRECISION, TENSOR_PRECISION
+from .exactness_replans import REPLANS, REPLANS_ZERO
 from .exactness_tensor import TENSOR
 from .exactness_zero import ZERO, ZERO_DATA_PARALLEL
 from .report import Options, Result, at_least, at_most, run_bench
@@ -30,6 +31,8 @@ KINDS = (
     *TENSOR_PRECISION,
     ZERO,
     ZERO_DATA_PARALLEL,
+    REPLANS,
+    REPLANS_ZERO,
 )
 WANTED = 306
 """Combinations that the rules accept; 12 with ``--quick``."""

@@ -15,13 +15,13 @@ ALIKE = (7, 64, 3_000_000_000, 4_000_000_000)
 """Step, rows, settings, samples."""
 
 
-def told(apart, spread):
-    """What this rank hears where number ``apart`` of rank r is more by ``spread * r``."""
+def told(apart, spread, wishing=None):
+    """What this rank hears where number ``apart`` of rank r is more by ``spread * r``; one has a wish."""
     rank = dist.get_rank()
     mesh = SimpleNamespace(rank=rank, num_ranks=dist.get_world_size(), device=torch.device("cpu"))
     same = tuple(number + spread * rank * (k == apart) for k, number in enumerate(ALIKE))
     try:
-        return committed((0.5, 2.0, 0.25), same, mesh, Silence())
+        return committed((0.5, 2.0, 0.25, rank == wishing), same, mesh, Silence())
     except UsageError as error:
         return str(error)
 
@@ -36,4 +36,9 @@ def test_a_rank_in_the_middle_hears_it_too(apart, words):
 
 
 def test_ranks_alike_get_the_sums():
-    assert run_ranks(3, told, 0, 0) == [(1.5, 6.0, 0.75)] * 3
+    assert run_ranks(3, told, 0, 0) == [(1.5, 6.0, 0.75, False)] * 3
+
+
+@pytest.mark.parametrize("wishing", [0, 2])
+def test_all_ranks_hear_in_the_same_step_that_one_wants_another_plan(wishing):
+    assert [wanted for *_, wanted in run_ranks(3, told, 0, 0, wishing)] == [True] * 3

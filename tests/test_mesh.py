@@ -92,7 +92,7 @@ def nccl_calls(mocker):
 
 def test_nccl_has_a_communicator_for_each_direction_and_no_tags(nccl_calls):
     pairs = [(0, 1), (1, 0), (1, 2), (2, 1), (0, 3)]
-    transport = NcclTransport.form(pairs, 1, CPU)
+    transport = NcclTransport.form(pairs, 1, CPU, range(4))
     groups = {(0, 1): 1, (0, 3): 2, (1, 0): 3, (1, 2): 4, (2, 1): 5}
     assert nccl_calls[:5] == [("group", *sorted(pair)) for pair in groups]
     assert nccl_calls[5:] == [("irecv", 0, 1), ("isend", 0, 3), ("isend", 2, 4), ("irecv", 2, 5)]

@@ -40,11 +40,12 @@ def batch_number(batch: StepBatch) -> int:
 
 
 def committed(
-    mine: tuple[float, float, float], same: tuple[int, int, int, int], mesh: Mesh, records: Records
-) -> tuple[float, float, float]:
-    """Loss, squared norm and noise of all ranks, from this rank's parts: the last communication of a step.
+    mine: tuple[float, float, float, bool], same: tuple[int, int, int, int], mesh: Mesh, records: Records
+) -> tuple[float, float, float, bool]:
+    """Loss, squared norm and noise of all ranks, and whether any wants another plan, from this rank's parts.
 
-    ``same``: step, rows, settings and samples of this rank. UsageError where they are not those of all.
+    It is the last communication of a step. ``same``: step, rows, settings and samples of this rank.
+    UsageError where they are not those of all.
     """
     if mesh.num_ranks == 1:
         return mine
@@ -53,9 +54,9 @@ def committed(
     total = torch.tensor(words, dtype=torch.float64, device=mesh.device)
     with records.timed(RecordKind.COMMIT, "commit", sent_bytes=total.nbytes):
         dist.all_reduce(total)
-    loss, squared_norm, noise, *sums = total.tolist()
+    loss, squared_norm, noise, wishes, *sums = total.tolist()
     _refuse_disagreement(same, sums, mesh)
-    return loss, squared_norm, noise
+    return loss, squared_norm, noise, wishes > 0
 
 
 def _refuse_disagreement(mine: tuple[int, int, int, int], total: Sequence[float], mesh: Mesh) -> None:

@@ -2,8 +2,8 @@
 
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from functools import lru_cache
 from itertools import chain
 from typing import Any
@@ -20,6 +20,7 @@ from ..measure.recorder import Records, Silence
 from ..mesh import Mesh, default_device
 from ..model import ModelParts, StageModule
 from ..model.experts import ExpertMesh, place_experts
+from ..model.parameters import Values
 from ..plan.order import Reduction
 from ..plan.placement import holding, places_of
 from ..plan.plan import Plan
@@ -42,6 +43,7 @@ from .refusals import refuse_gradient_hooks, refuse_model, refuse_plan, refuse_r
 from .report import EvaluationReport, StepReport
 from .shard_rule import shard_rule_of
 from .sharing import sharing_of
+from .told import told
 from .watch import is_watched
 from .weight import weight_of
 
@@ -65,6 +67,8 @@ class Engine:
         overlap: Without it sums of gradients start when the whole stage has its own, and nothing is asked
             for before its turn in the total order: what benchmarks compare with.
         noise: Measure the gradient noise of every step; UnsupportedPlanError where it is not seen.
+        processes: By rank of the plan, the number of its process in the default group; default: its rank.
+        values: Gives the parameters, in place of first values.
 
     Raises:
         UsageError: The number of ranks, or of blocks, is not the plan's; an optimizer that needs a closure.
@@ -84,6 +88,8 @@ class Engine:
         blocking: bool = False,
         overlap: bool = True,
         noise: bool = False,
+        processes: Sequence[int] | None = None,
+        values: Values | None = None,
     ) -> None:
         distributed = dist.is_initialized()
         refuse_plan(plan, dist.get_world_size() if distributed else 1)
@@ -92,16 +98,20 @@ class Engine:
         self.plan = plan
         self._blocking, self._overlap = blocking, overlap
         self.recipe = recipe
-        self.places = places_of(plan, dist.get_rank() if distributed else 0)
+        here = dist.get_rank() if distributed else 0
+        self.places = places_of(plan, here if processes is None else processes.index(here))
         """Of this rank, by stage."""
-        device = device or default_device(self.places[0].device)
+        self.device = device = device or default_device(self.places[0].device)
+        self.parts = parts
         self._summed = parts.summed()
         self.forms = self._summed.forms
         """Of the parameters of each block, whole."""
-        self._mesh = Mesh.form(plan, self._summed, self.places[0].rank, device)
+        self._mesh = Mesh.form(plan, self._summed, self.places[0].rank, device, processes)
         spans = [holding(plan, place)[1].blocks for place in self.places]
         shared = sharing_of(self._mesh, plan, recipe)
-        self.stages = parts.stages(spans, device=device, seed=recipe.seed, dtype=recipe.dtype, sharing=shared)
+        self.stages = parts.stages(
+            spans, device=device, seed=recipe.seed, dtype=recipe.dtype, sharing=shared, values=values
+        )
         """One for each place."""
         for place, stage in zip(self.places, self.stages, strict=True):
             place_experts(stage, self._mesh.experts[place.stage])
@@ -115,6 +125,12 @@ class Engine:
         self.schedule = recipe.lr_schedule(self.optimizer) if recipe.lr_schedule and self.optimizer else None
         self.num_steps = 0
         """Steps done."""
+        self.first_step = 0
+        """Steps done before the first one by this plan."""
+        self.wants_change: Callable[[], bool] = lambda: False
+        """Asked in each step whether this rank knows of another plan."""
+        self.is_change_wanted = False
+        """Whether any rank did in the last step: all have heard it in the same one."""
         self.scale = LossScale() if recipe.precision is Precision.FP16 else None
         """Of the losses, in float16."""
         self._noise = (
@@ -136,8 +152,7 @@ class Engine:
         self._records: Records = recorder or Silence()
         self.after_step: list[Callable[[StepReport, StepBatch], None]] = []
         """Called in turn when a step is done, on every rank; what they do is between two steps."""
-        if on_step is not None:
-            self.after_step.append(lambda report, _: on_step(report))
+        self._on_step = on_step
         self._is_open = True
         self._program = lru_cache(KEPT_PROGRAMS)(
             lambda num_rows: Program.of(plan, self.places, num_rows, self._summed)
@@ -211,6 +226,19 @@ class Engine:
         self._gradients.close()
         self._mesh.close()
 
+    def beside(self, plan: Plan, **given: Any) -> "Engine":
+        """Another engine of the same training, by another plan; ``given`` as to this class."""
+        return Engine(
+            plan, self.parts, self.recipe, device=self.device, blocking=self._blocking,
+            overlap=self._overlap, noise=self._noise is not None, **given,
+        )  # fmt: skip
+
+    def become(self, other: "Engine") -> None:
+        """Go on by the plan of another engine, which was given this one's state and is used no more."""
+        self.close()
+        own = {name: vars(self)[name] for name in ("after_step", "wants_change", "is_change_wanted")}
+        vars(self).update(vars(other) | own)
+
     def step(self, batch: Any) -> StepReport:
         """Forward, backward, reduction and optimizer step on one global batch.
 
@@ -246,6 +274,8 @@ class Engine:
             seconds=time.perf_counter() - start, skipped=skipped, loss_scale=scale,
             noise=self._noise.reading(trace, norm, batch.num_rows) if self._noise else None,
         )  # fmt: skip
+        if self._on_step is not None:
+            self._on_step(report)
         for tell in self.after_step:
             tell(report, batch)
         return report
@@ -290,7 +320,7 @@ class Engine:
             transport=self._mesh.transport, reducer=self._gradients, num_rows=batch.num_rows,
             within=self._within, blocking=self._blocking, looks_ahead=self._overlap, forward_only=evaluates,
         )  # fmt: skip
-        watched = is_watched(self.num_steps) and not evaluates
+        watched = is_watched(self.num_steps - self.first_step) and not evaluates
         players = {
             stage: Player(
                 play, courier, self._gradients, batch, program.rows, program.guests,
@@ -328,12 +358,12 @@ class Engine:
 
     def _commit(self, loss: Tensor, batch: StepBatch) -> tuple[float, float, float]:
         """The commit word: all ranks have their sums and agree on the step. Global loss, norm and noise."""
-        watched = is_watched(self.num_steps) or isinstance(batch, LoadedRows)  # whole batches are read seldom
-        content = batch_number(batch) if watched else 0
+        watched = is_watched(self.num_steps - self.first_step)  # whole batches are read seldom
+        content = batch_number(batch) if watched or isinstance(batch, LoadedRows) else 0
         same = (self.num_steps, batch.num_rows, self._settings, content)
         noise = self._noise.part(batch.num_rows) if self._noise else 0.0
-        mine = (loss.item(), self._gradients.squared_norm(), noise)
-        total, squares, noise = committed(mine, same, self._mesh, self._records)
+        mine = (loss.item(), self._gradients.squared_norm(), noise, self.wants_change())
+        total, squares, noise, self.is_change_wanted = committed(mine, same, self._mesh, self._records)
         norm = math.sqrt(squares) if squares >= 0 else math.nan
         return total, norm / self._loss_scale, noise / self._loss_scale**2
 
@@ -367,13 +397,5 @@ class Engine:
                 "the engine is closed, since its session has ended: train inside its `with` block"
             )
 
-    @contextmanager
-    def _told(self, where: str, stage: int | None = None) -> Iterator[None]:
-        """An error leaves with a note of who was doing what; ``stage`` of several, if one was."""
-        try:
-            yield
-        except Exception as error:
-            place = next((p for p in self.places if p.stage == stage), self.places[0])
-            who = f"rank {place.rank} ({place.device}), stage {place.stage} of pipeline {place.pipeline}"
-            error.add_note(f"{who}, at {where}, in step {self.num_steps}")
-            raise
+    def _told(self, where: str, stage: int | None = None) -> AbstractContextManager[None]:
+        return told(self.places, where, self.num_steps, stage)

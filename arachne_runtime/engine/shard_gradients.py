@@ -13,8 +13,7 @@ from torch import Tensor
 
 from ..data.chance import random_states_kept
 from ..errors import UnsupportedPlanError
-from ..model import StageModule
-from ..model.parts import ParameterInfo
+from ..model import ParameterInfo, StageModule
 from .precision import as_single, is_half
 from .tolerance import tolerance_of
 

@@ -6,23 +6,27 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 
+CPU = torch.device("cpu")
+
 
 @dataclass(frozen=True, slots=True)
 class Together:
     """The ranks that measure at the same time, so that every device is as busy as it is in training.
 
-    Its messages are CPU tensors: the process group needs a CPU backend. A single process needs no group.
+    A single process needs no group.
     """
 
     rank: int
     size: int
+    device: torch.device = CPU
+    """Where its messages are: the process group needs a backend for it."""
 
     @classmethod
-    def of_default_group(cls) -> "Together":
+    def of_default_group(cls, device: torch.device = CPU) -> "Together":
         """All ranks of the default process group; this process alone where there is none."""
         if not dist.is_initialized():
-            return cls(0, 1)
-        return cls(dist.get_rank(), dist.get_world_size())
+            return cls(0, 1, device)
+        return cls(dist.get_rank(), dist.get_world_size(), device)
 
     def barrier(self) -> None:
         """Wait for every rank."""
@@ -42,7 +46,7 @@ class Together:
         """The largest of all ranks' values."""
         if self.size == 1:
             return value
-        agreed = torch.tensor([value], dtype=torch.float64)
+        agreed = torch.tensor([value], dtype=torch.float64, device=self.device)
         dist.all_reduce(agreed, op=dist.ReduceOp.MAX)
         return float(agreed.item())
 
@@ -60,12 +64,13 @@ class Together:
         if self.size == 1:
             return (data,)
         length = int(self.largest(len(data)))
+        told = len(data).to_bytes(8, "little") + data
         padded = torch.zeros(length + 8, dtype=torch.uint8)
-        padded[:8] = torch.tensor(list(len(data).to_bytes(8, "little")), dtype=torch.uint8)
-        padded[8 : 8 + len(data)] = torch.frombuffer(bytearray(data), dtype=torch.uint8)
+        padded[: len(told)] = torch.frombuffer(bytearray(told), dtype=torch.uint8)
+        padded = padded.to(self.device)
         everyone = [torch.empty_like(padded) for _ in range(self.size)]
         dist.all_gather(everyone, padded)
-        return tuple(_unpad(bytes(each.numpy())) for each in everyone)
+        return tuple(_unpad(bytes(each.cpu().numpy())) for each in everyone)
 
 
 def _unpad(data: bytes) -> bytes:

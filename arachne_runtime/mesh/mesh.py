@@ -42,20 +42,37 @@ class Mesh:
     num_ranks: int
 
     @classmethod
-    def form(cls, plan: Plan, summed: Summed, rank: int, device: torch.device) -> "Mesh":
+    def form(
+        cls,
+        plan: Plan,
+        summed: Summed,
+        rank: int,
+        device: torch.device,
+        processes: Sequence[int] | None = None,
+    ) -> "Mesh":
         """Make every group on every rank, in ascending order of members, once for each distinct set.
 
         With a single rank no process group is needed, nor made.
+
+        Args:
+            plan: The plan.
+            summed: Its model.
+            rank: Of this process in the plan.
+            device: Where it computes.
+            processes: Number of each rank's process in the default group; default: that of the rank. A plan
+                that takes the place of another may number the same devices otherwise.
+
         """
         num_ranks = len(plan.devices)
+        processes = processes or range(num_ranks)
         sums = reductions(plan, summed)
-        groups = _groups(chain((r.members for r in sums), zero_groups(plan)), rank, num_ranks)
+        groups = _groups(chain((r.members for r in sums), zero_groups(plan)), rank, processes)
         mine = tuple(r for r in sums if rank in r.members)
-        transport = _transport(plan, rank, device)
+        transport = _transport(plan, rank, device, processes)
         starts = frozenset(r.blocks[0] for r in sums if r.tie is None and len(r.members) > 1)
         positions = _positions(plan, rank)
-        tensor = _tensor_peers(plan, rank)
-        experts = _expert_meshes(plan, rank, tensor)
+        tensor = _tensor_peers(plan, rank, processes)
+        experts = _expert_meshes(plan, rank, tensor, processes)
         mine_at = places_of(plan, rank)
         return cls(mine_at, device, mine, starts, positions, groups, tensor, experts, transport, num_ranks)
 
@@ -89,16 +106,18 @@ class Mesh:
         self.transport.close()
 
 
-def _tensor_peers(plan: Plan, rank: int) -> dict[int, Peers]:
+def _tensor_peers(plan: Plan, rank: int, processes: Sequence[int]) -> dict[int, Peers]:
     """Groups of their own, though sums of gradients may have the same members: those are issued between."""
     replicas = [(s, ranks) for (_, s), stage in ranks_of_stages(plan).items() for ranks in stage]
     members = _distinct(tuple(sorted(ranks)) for _, ranks in replicas)
-    made = {ranks: dist.new_group(list(ranks)) for ranks in members}
+    made = {ranks: _new_group(ranks, processes) for ranks in members}
     mine = [(s, ranks) for s, ranks in replicas if rank in ranks and len(ranks) > 1]
-    return {s: Peers.of(made[tuple(sorted(ranks))], ranks) for s, ranks in mine}
+    return {s: _peers(made[tuple(sorted(ranks))], ranks, processes) for s, ranks in mine}
 
 
-def _expert_meshes(plan: Plan, rank: int, tensor: Mapping[int, Peers]) -> dict[int, ExpertMesh]:
+def _expert_meshes(
+    plan: Plan, rank: int, tensor: Mapping[int, Peers], processes: Sequence[int]
+) -> dict[int, ExpertMesh]:
     """Groups of their own too, of the tiles of every stage; those of EP may span nodes."""
     ranks_of = {stage: tuple(chain(*ranks)) for stage, ranks in ranks_of_stages(plan).items()}
     tiles_of = {(p, s): tiles(plan.pipelines[p].stages[s]) for p, s in ranks_of}
@@ -108,11 +127,11 @@ def _expert_meshes(plan: Plan, rank: int, tensor: Mapping[int, Peers]) -> dict[i
         for tile in found
         for devices in (tile.experts, tile.tensors)
     ]
-    made = {ranks: dist.new_group(list(ranks)) for ranks in _distinct(tuple(sorted(r)) for r in every)}
+    made = {ranks: _new_group(ranks, processes) for ranks in _distinct(tuple(sorted(r)) for r in every)}
 
     def peers(stage: tuple[int, int], devices: Sequence[int]) -> Peers | None:
         ranks = tuple(ranks_of[stage][device] for device in devices)
-        return Peers.of(made[tuple(sorted(ranks))], ranks) if len(ranks) > 1 else None
+        return _peers(made[tuple(sorted(ranks))], ranks, processes) if len(ranks) > 1 else None
 
     return {
         stage[1]: ExpertMesh(
@@ -132,12 +151,12 @@ def _positions(plan: Plan, rank: int) -> dict[int, Position]:
 
 
 def _groups(
-    members: Iterable[tuple[int, ...]], rank: int, num_ranks: int
+    members: Iterable[tuple[int, ...]], rank: int, processes: Sequence[int]
 ) -> dict[tuple[int, ...], dist.ProcessGroup]:
-    everyone = tuple(range(num_ranks))
-    if num_ranks == 1:
+    everyone = tuple(range(len(processes)))
+    if len(everyone) == 1:
         return {}
-    made = {ranks: dist.new_group(list(ranks)) for ranks in _distinct(members) if ranks != everyone}
+    made = {ranks: _new_group(ranks, processes) for ranks in _distinct(members) if ranks != everyone}
     world = dist.group.WORLD
     assert world is not None
     return {everyone: world, **{ranks: group for ranks, group in made.items() if rank in ranks}}
@@ -147,10 +166,20 @@ def _distinct(members: Iterable[tuple[int, ...]]) -> list[tuple[int, ...]]:
     return sorted({ranks for ranks in members if len(ranks) > 1})
 
 
-def _transport(plan: Plan, rank: int, device: torch.device) -> Transport:
+def _new_group(ranks: Iterable[int], processes: Sequence[int]) -> dist.ProcessGroup:
+    """A group numbers its members by process, whatever their ranks."""
+    made: dist.ProcessGroup = dist.new_group([processes[rank] for rank in ranks])
+    return made
+
+
+def _peers(group: dist.ProcessGroup, ranks: Sequence[int], processes: Sequence[int]) -> Peers:
+    return Peers.of(group, [processes[rank] for rank in ranks])
+
+
+def _transport(plan: Plan, rank: int, device: torch.device, processes: Sequence[int]) -> Transport:
     if device.type != "cuda":
-        return GlooTransport()
-    return NcclTransport.form(_neighbours(plan), rank, device)
+        return GlooTransport(processes)
+    return NcclTransport.form(_neighbours(plan), rank, device, processes)
 
 
 def _neighbours(plan: Plan) -> Iterator[tuple[int, int]]:

@@ -1,6 +1,6 @@
 """Messages between two ranks: gloo with tags on the world group, NCCL with a communicator a direction."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Protocol
 
 import torch
@@ -32,15 +32,19 @@ class GlooTransport:
 
     matches_in_order = False
 
+    def __init__(self, processes: Sequence[int]) -> None:
+        """By rank of the plan, the number of its process in the group."""
+        self._processes = processes
+
     def send(self, tensor: Tensor, receiver: int, tag: int) -> dist.Work:
         """Start sending; gloo reads the memory until the work has ended."""
-        work = dist.isend(tensor, receiver, tag=tag)
+        work = dist.isend(tensor, self._processes[receiver], tag=tag)
         assert work is not None
         return work
 
     def receive(self, tensor: Tensor, sender: int, tag: int) -> dist.Work:
         """Start receiving."""
-        work = dist.irecv(tensor, sender, tag=tag)
+        work = dist.irecv(tensor, self._processes[sender], tag=tag)
         assert work is not None
         return work
 
@@ -56,17 +60,26 @@ class NcclTransport:
 
     matches_in_order = True
 
-    def __init__(self, pairs: Mapping[tuple[int, int], dist.ProcessGroup]) -> None:
+    def __init__(
+        self, pairs: Mapping[tuple[int, int], dist.ProcessGroup], rank: int, processes: Sequence[int]
+    ) -> None:
         self._pairs = dict(pairs)
+        self._rank = rank
+        self._processes = processes
 
     @classmethod
-    def form(cls, pairs: Iterable[tuple[int, int]], rank: int, device: torch.device) -> "NcclTransport":
+    def form(
+        cls, pairs: Iterable[tuple[int, int]], rank: int, device: torch.device, processes: Sequence[int]
+    ) -> "NcclTransport":
         """Make the communicators of all (sender, receiver) ``pairs``, on every rank in the same order.
 
         Each is used once, since NCCL connects at the first message; without it the first step would wait.
+        ``processes`` are the numbers of the ranks' processes in the default group.
         """
-        groups = {pair: dist.new_group(sorted(pair), backend="nccl") for pair in sorted(set(pairs))}
-        transport = cls({pair: group for pair, group in groups.items() if rank in pair})
+        members = {pair: sorted(processes[each] for each in pair) for pair in sorted(set(pairs))}
+        groups = {pair: dist.new_group(both, backend="nccl") for pair, both in members.items()}
+        mine = {pair: group for pair, group in groups.items() if rank in pair}
+        transport = cls(mine, rank, processes)
         for sender, receiver in transport._pairs:
             probe = torch.zeros(1, device=device)
             if rank == sender:
@@ -77,13 +90,15 @@ class NcclTransport:
 
     def send(self, tensor: Tensor, receiver: int, tag: int) -> dist.Work:
         """Start sending on the communicator of this direction."""
-        work = dist.isend(tensor, receiver, group=self._pairs[dist.get_rank(), receiver])
+        group = self._pairs[self._rank, receiver]
+        work = dist.isend(tensor, self._processes[receiver], group=group)
         assert work is not None
         return work
 
     def receive(self, tensor: Tensor, sender: int, tag: int) -> dist.Work:
         """Start receiving on the communicator of this direction."""
-        work = dist.irecv(tensor, sender, group=self._pairs[sender, dist.get_rank()])
+        group = self._pairs[sender, self._rank]
+        work = dist.irecv(tensor, self._processes[sender], group=group)
         assert work is not None
         return work
 

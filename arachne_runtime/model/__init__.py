@@ -3,7 +3,8 @@
 from .experts import MoE
 from .extra_loss import add_loss, extra_losses
 from .layout import pipelined
-from .parts import ModelParts, ParameterInfo
+from .parameters import ParameterInfo
+from .parts import ModelParts
 from .stage import StageModule, Tie
 from .styles import Colwise, Rowwise
 from .vocabulary import vocabulary_parallel, vocabulary_parallel_cross_entropy

@@ -1,9 +1,7 @@
 """From a user's factory to the parts of the model that a rank can build alone, without building the rest."""
 
 import copy
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -12,50 +10,16 @@ from torch import Tensor, nn
 from ..data.batch import default_inputs
 from ..errors import ModelError
 from ..plan.order import Summed
-from ..plan.shards import ParameterForm, Position, Split
+from ..plan.shards import Position, held
 from .construct import construct
 from .context import context_function
 from .initialise import check_initialisation, copies, give_values, initial_values
 from .kinds import kinds_of
 from .layout import Block, ContextFunction, Layout, find_blocks, layout_of
+from .parameters import ParameterInfo, Values
 from .rules import Cut, CutsItself, cuts_of, modules_of, rules_of
 from .sharing import ALONE, Sharing
 from .stage import StageModule, Tie
-
-
-@dataclass(frozen=True, slots=True)
-class ParameterInfo:
-    """One parameter of a block, as it will be."""
-
-    name: str
-    """Global name, ``blocks.<id>.<name in the block>``."""
-    shape: tuple[int, ...]
-    dtype: torch.dtype
-    requires_grad: bool
-    tie: str | None
-    """Name of the tie, where other blocks hold it too."""
-    splits: tuple[Split, ...] = ()
-    """How ranks may share it."""
-    partial: bool = False
-    """Whether ranks that share others of its module each have a part of its gradient."""
-
-    @property
-    def numel(self) -> int:
-        """Number of elements."""
-        return math.prod(self.shape)
-
-    @property
-    def form(self) -> ParameterForm:
-        """What the plan must know of it."""
-        return ParameterForm(
-            self.name,
-            self.shape,
-            self.dtype.itemsize,
-            self.requires_grad,
-            self.tie,
-            self.splits,
-            self.partial,
-        )
 
 
 class ModelParts:
@@ -194,6 +158,7 @@ class ModelParts:
         seed: int,
         dtype: torch.dtype | None = None,
         sharing: Sequence[Sharing] = (),
+        values: Values | None = None,
     ) -> tuple[StageModule, ...]:
         """Several stages of one rank, as ``stage`` makes one; what their blocks share is one parameter.
 
@@ -203,6 +168,7 @@ class ModelParts:
             seed: Seed of the whole model.
             dtype: As of ``stage``.
             sharing: As of ``stage``, for each; none: whole blocks.
+            values: In place of first values; it is asked once for each parameter that the rank holds.
 
         Raises:
             ModelError: A parameter that nothing initialises.
@@ -215,7 +181,7 @@ class ModelParts:
                 )
         originals = [self._blocks[index] for blocks in spans for index in blocks]
         by_block = {block: each for blocks, each in zip(spans, sharing, strict=False) for block in blocks}
-        return self._fill(copies(originals), originals, spans, device, seed, dtype, by_block)
+        return self._fill(copies(originals), originals, spans, device, seed, dtype, by_block, values)
 
     def may_be_whole(self, block: int) -> bool:
         """Whether a block may be built again without other ranks: it holds no experts of theirs."""
@@ -279,9 +245,16 @@ class ModelParts:
         seed: int,
         dtype: torch.dtype | None,
         sharing: Mapping[int, Sharing],
+        values: Values | None = None,
     ) -> tuple[StageModule, ...]:
-        """Stages from copies of the original blocks, with their first values on the device."""
-        give_values(blocks, originals, self._draw(originals, seed, _placing(device, dtype), sharing))
+        """Stages from copies of the original blocks, with their values on the device."""
+        place = _placing(device, dtype)
+        given = (
+            self._ask(originals, values, dtype, sharing)
+            if values is not None
+            else self._draw(originals, seed, place, sharing)
+        )
+        give_values(blocks, originals, given)
         for block, original in zip(blocks, originals, strict=True):
             sharing.get(block.index, ALONE).apply(block, original, self._rules)
         named = [
@@ -296,6 +269,24 @@ class ModelParts:
         }
         held = [[block for block in blocks if block.index in span] for span in spans]
         return tuple(StageModule(mine, ties).to(device=device, dtype=dtype) for mine in held)
+
+    def _ask(
+        self,
+        blocks: Sequence[Block],
+        values: Values,
+        dtype: torch.dtype | None,
+        sharing: Mapping[int, Sharing],
+    ) -> dict[int, Tensor]:
+        """What others hand over, by id of the original parameter."""
+        found: dict[int, Tensor] = {}
+        for block in blocks:
+            position = sharing.get(block.index, ALONE).position
+            named = zip(block.parameters().values(), self.parameters_of(block.index), strict=True)
+            for original, info in named:
+                if id(original) not in found:
+                    wanted = dtype if dtype is not None and original.is_floating_point() else original.dtype
+                    found[id(original)] = values(info.form, held(info.form, position), wanted)
+        return found
 
     def _draw(
         self,

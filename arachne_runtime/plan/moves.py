@@ -51,6 +51,11 @@ class Move:
         """Of the dense tensor that is sent."""
         return tuple(sum(map(len, runs)) for runs in self.part)
 
+    @property
+    def itemsize(self) -> Bytes:
+        """Of an element."""
+        return self.nbytes // math.prod(self.shape)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lost:

@@ -8,6 +8,7 @@ the optimizer, each as parts of whole tensors that can be read and written where
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any, TypeAlias
 
 import torch
@@ -86,12 +87,15 @@ def scalars(engine: Engine) -> dict[str, dict[str, Scalar]]:
     return found
 
 
-def make_states(engine: Engine, states: Mapping[str, States]) -> None:
+def make_states(
+    engine: Engine, states: Mapping[str, States], own: Mapping[tuple[str, str], Tensor] = MappingProxyType({})
+) -> None:
     """Give the optimizer of this rank states of the parameters that it holds, zeros in place of tensors.
 
     Args:
         engine: Between two steps; what states it has are forgotten.
         states: By name of the parameter; one that is not there has not been trained.
+        own: By name of the parameter and key, tensors of this rank's part that may become the state itself.
 
     Raises:
         UnsupportedPlanError: ZeRO keeps one number for parameters whose numbers differ, or one tensor for
@@ -110,7 +114,11 @@ def make_states(engine: Engine, states: Mapping[str, States]) -> None:
     for runs in by_stepped.values():
         wanted = {names[id(run.parameter)]: states.get(names[id(run.parameter)]) for run in runs}
         if agreed := _agreed({name: each for name, each in wanted.items() if each is not None}):
-            engine.optimizer.state[runs[0].stepped] = _made(engine.optimizer, runs[0].stepped, agreed)
+            made = _made(engine.optimizer, runs[0].stepped, agreed)
+            if runs[0].inside is None:
+                (name,) = wanted
+                made |= {key: own[name, key] for key in agreed.dtypes if (name, key) in own}
+            engine.optimizer.state[runs[0].stepped] = made
 
 
 def settle(engine: Engine) -> None:

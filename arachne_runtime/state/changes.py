@@ -1,0 +1,162 @@
+"""The plans of a running job, one after the other: who asks for the next, and who is told of it."""
+
+import time
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TypeAlias
+
+import msgspec
+
+from ..data import StepBatch
+from ..engine import Engine, StepReport
+from ..errors import InvalidFileError, ReplanError, UsageError
+from ..measure.recorder import Records
+from ..measure.together import Together
+from ..model.parameters import Values
+from ..plan.cluster import node_of
+from ..plan.files import encode, read_plan
+from ..plan.placement import rank_order
+from ..plan.plan import Plan
+from ..plan.rules import check_plan
+from ..units import Bytes, Seconds
+from .replan import replan
+
+Tell: TypeAlias = Callable[[StepReport], None] | None
+Hooks: TypeAlias = Callable[[Plan, int], tuple[Records, Tell]]
+"""From a plan and this process's rank in it: what records its times, and what is told of each step."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanChange:
+    """A change of plan that has been made."""
+
+    old: Plan
+    new: Plan
+    step: int
+    """Steps done before it."""
+    moved_bytes: Bytes
+    """Sent between all processes: the least that could be."""
+    sent_bytes: Bytes
+    """By this process."""
+    transfer_s: Seconds
+    """From the first message of this process to its last."""
+    seconds: Seconds
+    """How long this process did not train."""
+
+
+@dataclass(slots=True)
+class PlanChanges:
+    """Changes the plan of one engine, and listens for wishes in every step."""
+
+    engine: Engine
+    devices: Sequence[str]
+    """Of each process of the job."""
+    hooks: Hooks
+    listeners: list[Callable[[PlanChange], None]] = field(default_factory=list)
+    source: Callable[[], Plan | None] | None = None
+    """Gives this process a plan that it has not given before."""
+    _wish: Plan | None = field(default=None, init=False)
+
+    def __post_init__(self) -> None:
+        self.engine.wants_change = self._wants
+        self.engine.after_step.append(self._follow)
+
+    def to(self, plan: Plan) -> PlanChange:
+        """Change to ``plan``; see ``Session.replan``."""
+        start, engine = time.perf_counter(), self.engine
+        together = Together.of_default_group(engine.device)
+        _refuse_unlike(together.gather(encode(plan)))
+        self._refuse(plan)
+        processes = [self.devices.index(device) for device in rank_order(plan)]
+        old = engine.plan
+
+        def beside(values: Values) -> Engine:
+            records, tell = self.hooks(plan, processes.index(together.rank))
+            return engine.beside(plan, processes=processes, values=values, recorder=records, on_step=tell)
+
+        moved = replan(engine, beside, lambda process: node_of(self.devices[process]))
+        change = PlanChange(
+            old=old,
+            new=plan,
+            step=engine.num_steps,
+            moved_bytes=moved.moves.nbytes,
+            sent_bytes=moved.sent_bytes,
+            transfer_s=moved.seconds,
+            seconds=time.perf_counter() - start,
+        )
+        for listener in self.listeners:
+            listener(change)
+        return change
+
+    def _refuse(self, plan: Plan) -> None:
+        """UsageError for what another plan cannot change."""
+        now = self.engine.plan
+        if problems := tuple(check_plan(plan)):
+            raise InvalidFileError("the next plan", problems)
+        if set(plan.devices) != set(self.devices):
+            raise UsageError(
+                f"the next plan uses {', '.join(rank_order(plan))}, but the processes of this job are "
+                f"{', '.join(self.devices)}; a running job changes between plans of all its devices; "
+                "for others start it again"
+            )
+        for what in ("global_batch", "num_blocks"):
+            if getattr(plan, what) != getattr(now, what):
+                raise UsageError(
+                    f"the next plan has {what} {getattr(plan, what)}, this job {getattr(now, what)}; no plan "
+                    "changes it: plan again with the same"
+                )
+
+    def _wants(self) -> bool:
+        if self._wish is None and self.source is not None:
+            self._wish = self.source()
+        return self._wish is not None
+
+    def _follow(self, report: StepReport, batch: StepBatch) -> None:
+        """Behind a step in which any process wanted another plan: take the one of the lowest."""
+        if not self.engine.is_change_wanted:
+            return
+        wish, self._wish = self._wish, None
+        together = Together.of_default_group(self.engine.device)
+        wishes = together.gather(encode(wish) if wish is not None else b"")
+        plan = msgspec.json.decode(next(filter(None, wishes)), type=Plan)
+        try:
+            self.to(plan)
+        except (UsageError, InvalidFileError, ReplanError) as error:
+            warnings.warn(f"step {report.step}: the plan is not changed: {error}", stacklevel=2)
+
+
+class PlanFile:
+    """Reads a plan's file again when it has changed, and gives each plan once."""
+
+    def __init__(self, path: Path, known: Plan) -> None:
+        """``known``: the plan that is followed already."""
+        self._path, self._known = path, known
+        self._seen: tuple[int, int] | None = None
+
+    def __call__(self) -> Plan | None:
+        """A new plan; None where there is none, or, with a warning, one with faults."""
+        try:
+            found = self._path.stat()
+        except OSError:
+            return None
+        if self._seen == (found.st_mtime_ns, found.st_size):
+            return None
+        self._seen = (found.st_mtime_ns, found.st_size)
+        try:
+            plan = read_plan(self._path)
+        except InvalidFileError as error:
+            warnings.warn(f"the plan is not changed: {error}", stacklevel=2)
+            return None
+        if plan == self._known:
+            return None
+        self._known = plan
+        return plan
+
+
+def _refuse_unlike(plans: Sequence[bytes]) -> None:
+    """UsageError on every process where they were given different plans."""
+    if len(set(plans)) > 1:
+        unlike = next(process for process, plan in enumerate(plans) if plan != plans[0])
+        raise UsageError(f"processes 0 and {unlike} were given different plans; give all the same one")

@@ -1,0 +1,122 @@
+"""What processes tell one another before and after a change of plan; nothing that is read is a pickle."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from ..errors import ReplanError
+from ..measure.together import Together
+from ..plan.moves import Kept
+from ..plan.shards import Part
+from .carry import label
+from .holdings import VALUE, Holding, Scalar, States, dtype_called, dtype_name
+
+Runs = tuple[tuple[tuple[int, int], ...], ...]
+"""Of each dim, where runs start and stop."""
+
+
+class Told(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """A part that a process has, or is to have."""
+
+    name: str
+    key: str
+    label: str
+    shape: tuple[int, ...]
+    dtype: str
+    runs: Runs
+
+    @classmethod
+    def of(cls, holding: Holding) -> "Told":
+        """Of a holding."""
+        runs = tuple(tuple((run.start, run.stop) for run in dim) for dim in holding.part)
+        dtype = dtype_name(holding.tensor.dtype)
+        return cls(holding.name, holding.key, label(holding), holding.shape, dtype, runs)
+
+    @property
+    def part(self) -> Part:
+        """Which part it is."""
+        return tuple(tuple(range(start, stop) for start, stop in dim) for dim in self.runs)
+
+
+class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What an optimizer and its learning-rate schedule go by."""
+
+    groups: tuple[dict[str, Any], ...]
+    """Of each parameter group: all but its parameters."""
+    schedule: dict[str, Any] | None
+    """State of the schedule."""
+
+
+class Word(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What one process says in one round."""
+
+    fault: str = ""
+    """Why it cannot go on."""
+    parts: tuple[Told, ...] = ()
+    scalars: dict[str, dict[str, Scalar]] = {}
+    """Numbers of the optimizer, by parameter and key."""
+    frozen: tuple[str, ...] = ()
+    """Parameters that were frozen since the engine was made."""
+    settings: bytes = b""
+    """``Settings`` as a message; nothing on a process that has none, or such as no message holds."""
+
+
+def agreed(together: Together, action: Callable[[], Word]) -> tuple[Word, ...]:
+    """The words of all processes, after each has done its ``action``.
+
+    Raises:
+        ReplanError: On every process, where the action of any failed.
+
+    """
+    error = None
+    try:
+        mine = action()
+    except Exception as caught:
+        error, mine = caught, Word(fault=f"{type(caught).__name__}: {caught}")
+    words = tuple(_DECODER.decode(each) for each in together.gather(msgspec.msgpack.encode(mine)))
+    faults = [f"process {process}: {word.fault}" for process, word in enumerate(words) if word.fault]
+    if faults:
+        raise ReplanError(f"the job keeps its plan: {'; '.join(faults)}") from error
+    return words
+
+
+def states_told(words: Iterable[Word]) -> dict[str, States]:
+    """Which states the parameters have, from the words of all; a parameter without any is not there."""
+    dtypes: dict[str, dict[str, Any]] = {}
+    scalars: dict[str, Mapping[str, Scalar]] = {}
+    for word in words:
+        scalars |= word.scalars
+        for told in word.parts:
+            if told.key != VALUE:
+                dtypes.setdefault(told.name, {})[told.key] = dtype_called(told.dtype)
+    names = dict.fromkeys((*dtypes, *scalars))
+    return {name: States(dtypes=dtypes.get(name, {}), scalars=scalars.get(name, {})) for name in names}
+
+
+def kept_of(before: Sequence[Word], after: Sequence[Word]) -> tuple[Kept, ...]:
+    """Who has and who needs what, from the words of all."""
+    had, needed = _by_label(before), _by_label(after)
+    tellings = {told.label: told for words in (after, before) for word in words for told in word.parts}
+    return tuple(
+        Kept(
+            name=name,
+            shape=tellings[name].shape,
+            itemsize=dtype_called(tellings[name].dtype).itemsize,
+            before=had.get(name, {}),
+            after=needed[name],
+        )
+        for name in sorted(needed)
+    )
+
+
+def _by_label(words: Sequence[Word]) -> dict[str, dict[int, tuple[Part, ...]]]:
+    found: dict[str, dict[int, tuple[Part, ...]]] = {}
+    for process, word in enumerate(words):
+        for told in word.parts:
+            parts = found.setdefault(told.label, {})
+            parts[process] = (*parts.get(process, ()), told.part)
+    return found
+
+
+_DECODER = msgspec.msgpack.Decoder(Word)
