@@ -46,6 +46,7 @@ def loads(statement: str, module: str) -> bool:
         "import planner.catalog, planner.cost, planner.exhaustive, planner.peers",
         "import planner.training.labels",
         "from launch.cli import app; app()",
+        "import arachne_runtime.membership.client, launch.coordinator.server",
     ],
 )
 def test_no_torch(statement):

@@ -1,0 +1,1 @@
+"""The coordinator of an elastic job: decides who is in it, and publishes what makes a generation."""

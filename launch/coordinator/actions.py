@@ -1,0 +1,51 @@
+"""What the state machine asks its shell to do, in this order; it does nothing itself."""
+
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from arachne_runtime.membership.messages import Completed, Outbound, Published
+from arachne_runtime.plan.plan import Plan
+
+Entry: TypeAlias = Published | Completed
+"""What the journal keeps."""
+
+
+@dataclass(frozen=True, slots=True)
+class Append:
+    """Journal it, on the disk, before any action that follows."""
+
+    entry: Entry
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    """Tell one connection."""
+
+    connection: int
+    message: Outbound
+
+
+@dataclass(frozen=True, slots=True)
+class Drop:
+    """Close a connection, once all is sent."""
+
+    connection: int
+
+
+@dataclass(frozen=True, slots=True)
+class AskPlan:
+    """Have a plan made, and hand it to `Machine.planned` with this number."""
+
+    number: int
+    devices: tuple[str, ...]
+    running: Plan | None
+
+
+@dataclass(frozen=True, slots=True)
+class Log:
+    """A line for a person."""
+
+    text: str
+
+
+Action: TypeAlias = Append | Send | Drop | AskPlan | Log

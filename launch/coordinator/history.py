@@ -1,0 +1,61 @@
+"""The generations of a job so far, as the journal tells them: each is published once and completed once."""
+
+from dataclasses import dataclass, replace
+
+from arachne_runtime.membership.messages import Completed, Member, Published, Record, Source
+
+from .actions import Entry
+
+
+class HistoryError(ValueError):
+    """An entry that does not follow the last one."""
+
+
+@dataclass(frozen=True, slots=True)
+class History:
+    """The newest record and the newest generation that every member was ready in."""
+
+    record: Record | None = None
+    completed: int = 0
+
+    @property
+    def generation(self) -> int:
+        """Of the newest record; 0: none."""
+        return 0 if self.record is None else self.record.generation
+
+    @property
+    def is_completed(self) -> bool:
+        """Whether all members have the parts of the newest record."""
+        return self.record is not None and self.completed == self.record.generation
+
+    @property
+    def involved(self) -> tuple[Member, ...]:
+        """Whose loss ends the generation: its members, and until it is completed the holders."""
+        if self.record is None:
+            return ()
+        holders = () if self.is_completed else self.record.holders
+        return tuple(dict.fromkeys((*self.record.members, *holders)))
+
+    def source(self, lives: frozenset[Member]) -> Source | None:
+        """What the next record starts from: a partly moved generation never counts."""
+        if self.record is None:
+            return None
+        if self.is_completed:
+            held = Source(generation=self.generation, plan=self.record.plan, holders=self.record.members)
+        elif self.record.source is not None:
+            held = self.record.source
+        else:
+            return None
+        holders = tuple(member for member in held.holders if member in lives)
+        return Source(generation=held.generation, plan=held.plan, holders=holders) if holders else None
+
+    def after(self, entry: Entry) -> "History":
+        """With one more entry; HistoryError where it does not follow."""
+        match entry:
+            case Published(record=record) if record.generation == self.generation + 1:
+                return replace(self, record=record)
+            case Completed(generation=number) if number == self.generation > self.completed:
+                return replace(self, completed=number)
+        raise HistoryError(
+            f"{type(entry).__name__} cannot follow generation {self.generation}, completed {self.completed}"
+        )
