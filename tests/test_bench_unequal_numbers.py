@@ -1,12 +1,14 @@
 """Peers share as they are known to, and the benchmark's own arithmetic is right."""
 
+import itertools
 import random
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from bench.unequal_dp_numbers import random_mix, solver_results
-from bench.unequal_noise import Source, run_trials, sources
+from bench.unequal_noise import MIXES, Source, run_trials, sources, tail_weights
 from bench.unequal_peers import cannikin, even, lb_bsp, published_weights
 from bench.unequal_simulation import Cluster, model_of
 
@@ -41,6 +43,30 @@ def test_published_weights_are_unbiased_and_even_for_equal_batches():
         assert sum(weights) == pytest.approx(1)
     for weights in published_weights((4, 4, 4)):
         assert weights == pytest.approx([1 / 3] * 3)
+
+
+def covariance(b, tails):
+    """Of the replicas' own estimates of the trace, where tr Σ² = 1 and the signal is 0.
+
+    They are linear in the squares |e_j|² of the replicas' noise and in the products of two.
+    """
+    b, total, n = np.array(b, float), float(sum(b)), len(b)
+    unit, pairs = 1 / b - 1 / total, list(itertools.combinations(range(n), 2))
+    squares = (np.eye(n) - (b / total) ** 2) / unit[:, None]
+    products = np.array([[-2 * b[k] * b[m] / total**2 / one for k, m in pairs] for one in unit])
+    of_products = np.array([1 / (b[k] * b[m]) for k, m in pairs])
+    return squares * (2 / b**2 + tails / b**3) @ squares.T + products * of_products @ products.T
+
+
+@pytest.mark.parametrize("mix", MIXES)
+def test_weights_for_tails_have_least_variance_and_are_ours_without_tails(mix):
+    ours = [(sum(mix) - b) / ((len(mix) - 1) * sum(mix)) for b in mix]
+    assert tail_weights(mix, 0.0) == pytest.approx(ours)
+    for tails in (0.3, 5.0, 200.0):
+        found, matrix = tail_weights(mix, tails), covariance(mix, tails)
+        least = 1 / np.linalg.pinv(matrix).sum()
+        assert found.sum() == pytest.approx(1)
+        assert found @ matrix @ found == pytest.approx(least, rel=1e-6)
 
 
 def test_a_simulated_step_without_noise_takes_what_the_model_says():
