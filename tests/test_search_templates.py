@@ -124,6 +124,38 @@ def test_cuts_are_those_of_all_cuts(rng):
         assert own == pytest.approx(best)
 
 
+def test_pipelines_are_cut_together_as_alone():
+    """Of all depths, with blocks that only some stages can hold, so that greedy walks get stuck."""
+    rng = np.random.default_rng(0)
+    length, rows, number, most = 14, 3, 60, 9
+    weights = rng.uniform(0.2, 1.0, length) * np.where(rng.random(length) < 0.3, 5, 1)
+    before = np.concatenate([[0.0], np.cumsum(weights)])
+    stops = np.array([np.searchsorted(before, before + room, side="right") - 1 for room in (4.0, 6.0, 9.0)])
+    times = np.cumsum(np.pad(rng.uniform(0.1, 2, (rows, length)), ((0, 0), (1, 0))), axis=1)
+    row = rng.integers(0, rows, (number, most))
+    depth = rng.integers(1, most + 1, number)
+
+    def cut(chosen):
+        return min_max_cuts(
+            Stages(
+                row=row[chosen],
+                reach=row[chosen],
+                depth=depth[chosen],
+                times=times,
+                again=1.3 * times,
+                stops=stops,
+                stops_again=np.minimum(stops + 1, length),
+            )
+        )
+
+    together = cut(np.arange(number))
+    alone = [cut(np.array([k])) for k in range(number)]
+    good = np.isfinite(together.slowest_s)
+    assert 10 < good.sum() < number
+    assert together.slowest_s.tolist() == [found.slowest_s[0] for found in alone]
+    assert together.bounds[good].tolist() == [alone[k].bounds[0].tolist() for k in np.nonzero(good)[0]]
+
+
 def test_what_fits_in_flight_is_what_the_price_lets_through():
     request = request_of(*MIXED)
     held, options = Held(request.tables), (Option(False, 0), Option(True, 0), Option(False, 1))

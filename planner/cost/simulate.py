@@ -188,18 +188,21 @@ def _chain_order(
 ) -> tuple[tuple[int, int, int, int], ...]:
     """Every action as (column, column it reads, row, micro-batch), each behind all that it waits for."""
     queues = [row_actions(kind, row, rows, depth, micro_batches) for row in range(rows)]
-    at = [0] * rows
-    done: set[tuple[int, int]] = set()
+    places = [{work: _column_and_source(stage, depth, work) for work in COLUMN} for stage in range(depth)]
+    ended = [[False] * micro_batches for _ in range(WORKS * depth)]
+    ended.append([True] * micro_batches)  # what is there from the start
+    at, number = [0] * rows, sum(map(len, queues))
     order: list[tuple[int, int, int, int]] = []
-    while len(order) < sum(map(len, queues)):
+    while len(order) < number:
         for row, queue in enumerate(queues):
             while at[row] < len(queue):
                 action = queue[at[row]]
-                column, source = _column_and_source(action.stage, depth, action.work)
-                if source < WORKS * depth and (source, action.micro_batch) not in done:
+                m = action.micro_batch
+                column, source = places[action.stage][action.work]
+                if not ended[source][m]:
                     break
-                done.add((column, action.micro_batch))
-                order.append((column, source, row, action.micro_batch))
+                ended[column][m] = True
+                order.append((column, source, row, m))
                 at[row] += 1
     return tuple(order)
 

@@ -3,7 +3,7 @@
 Seconds are exact sums of the profile's figures up to rounding (a prefix sum subtracts: relative 1e-12).
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate, pairwise
@@ -255,9 +255,9 @@ class Tables:
 
     def _sum_costs(self, device: str, tp: int, samples: int, tiling: Tiling) -> StageCosts:
         by_kind = {kind: self.profile.block(kind, device, tp, samples) for kind in self._kinds}
-        extra = self._tp_communication(device, tp, samples)
         blocks = self.model.blocks
         rows = [by_kind[b.kind] for b in blocks]
+        timed = list(zip(rows, self._tp_communication(device, tp, samples), strict=True))
         kept = _prefix(
             float(row.activation_bytes) if row.activation_bytes is not None else self._kept(i, tp, samples)
             for i, row in enumerate(rows)
@@ -272,8 +272,8 @@ class Tables:
             sizes = [b.expert_parameters * self.model.bytes_per_parameter.gradient for b in blocks]
             working = [tiling.working(*of) for of in zip(working, routed, sizes, strict=True)]
         return StageCosts(
-            _prefix(row.forward_s + extra(i) for i, row in enumerate(rows)),
-            _prefix(row.backward_s + extra(i) for i, row in enumerate(rows)),
+            _prefix(row.forward_s + summing_s for row, summing_s in timed),
+            _prefix(row.backward_s + summing_s for row, summing_s in timed),
             kept,
             *(
                 BackwardPeaks.both(self, kept, working, device, tp, samples, tiling.tile)
@@ -311,17 +311,21 @@ class Tables:
         replicated = min(whole, self.input_bytes[block] / halves) if tp > 1 else whole
         return samples * (replicated + (whole - replicated) / tp)
 
-    def _tp_communication(self, device: str, tp: int, samples: int) -> Callable[[int], Seconds]:
-        """Seconds that a block's collectives add to each direction."""
+    def _tp_communication(self, device: str, tp: int, samples: int) -> tuple[Seconds, ...]:
+        """Seconds that the collectives of each block add to each direction."""
         if tp == 1 or self.profile.tp_communication is TpCommunication.INCLUDED:
-            return lambda _: 0.0
+            return (0.0,) * len(self.model.blocks)
         link = self._slowest_intra(device)
+        each = {size: ring_seconds(link, samples * size, tp) for size in set(self._summed)}
+        return tuple(n * each[size] for n, size in zip(self._collectives, self._summed, strict=True))
 
-        def seconds(block: int) -> Seconds:
-            size = samples * summed_bytes(self.model, block)
-            return num_collectives(self.model, block) * ring_seconds(link, size, tp)
+    @cached_property
+    def _summed(self) -> tuple[int, ...]:
+        return tuple(summed_bytes(self.model, i) for i in range(self.num_blocks))
 
-        return seconds
+    @cached_property
+    def _collectives(self) -> tuple[int, ...]:
+        return tuple(num_collectives(self.model, i) for i in range(self.num_blocks))
 
     def _slowest_intra(self, device: str) -> Link:
         links = [

@@ -84,8 +84,20 @@ class Templates:
             [self.pool, self.tp, self.width, self.tile, self.copies[:, None], self.micro_batch[:, None]],
             axis=1,
         )
-        _, first = np.unique(rows, axis=0, return_index=True)
-        return self.take(np.sort(first))
+        return self.take(firsts(rows))
+
+
+def firsts(rows: Ints) -> Ints:
+    """Indices of ``[K, C]`` rows that no earlier one equals, in order.
+
+    By a hash of their bytes: sorting them, as ``np.unique`` does, takes four to twelve times as long.
+    """
+    if rows.size == 0:
+        return np.arange(min(1, len(rows)))
+    whole = np.ascontiguousarray(rows)
+    keys = whole.view(np.dtype((np.void, whole.itemsize * whole.shape[1]))).ravel().tolist()
+    found = dict(zip(reversed(keys), reversed(range(len(keys))), strict=True))
+    return np.sort(np.fromiter(found.values(), np.int64, len(found)))
 
 
 def pipeline_of(stages: Sequence[StagePlan]) -> PipelineTemplate:

@@ -186,6 +186,7 @@ class _Search:
         first, *others = self._broad(supply, self.sources, self.seed)
         if request.running is not None and still_there(request.running, request):
             judge.keep(request.running)
+        sketches = self._sketched(supply, first)
         with suppress(SearchOverError):
             first.start()
         self.rivals += self._ask_peers()
@@ -200,8 +201,22 @@ class _Search:
             self._climb_on()
         if not proven and self.judge.time_budget_s is not None:
             self._start_again(supply)
-            self._go_on([first, *others])
+            self._go_on([*sketches, first, *others])
         return proven and PROVEN_KINDS.issuperset(self.kinds)
+
+    def _sketched(self, supply: Supply, first: Broad) -> list[Broad]:
+        """Under a clock a search of its own from few proposals, so that moves come soon.
+
+        Not with a running plan, whose neighbours are tried before all else.
+        """
+        clocked = self.judge.time_budget_s is not None and Step.REFINE in self.steps
+        if not clocked or self.request.running is not None:
+            return []
+        sketch = next(self._broad(supply, self.sources, self.seed))
+        sketch.completion.rows = first.completion.rows
+        with suppress(SearchOverError):
+            sketch.sketch()
+        return [sketch]
 
     def _go_on(self, every: Sequence[Broad]) -> None:
         """With time left: moves from more templates, and what they bring in mixtures and refined."""

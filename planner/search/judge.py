@@ -12,6 +12,7 @@ from arachne_runtime.units import Seconds
 from ..cost import Estimate, Infeasible, price
 from ..request import Objective, Request
 from .migrate import same_layout
+from .pace import Pace
 from .realign import realigned
 from .score import WORST, Score, score_of, standing_still
 from .tidy import tidy
@@ -63,6 +64,10 @@ class Judge:
     kept: list[Priced] = field(default_factory=list)
     """The best plans, best first."""
     not_measured: NotMeasuredError | None = None
+    completing: Pace = field(init=False)
+    """Of stages of templates."""
+    _price_s: Seconds = 0.0
+    """What the last price took."""
     _known: dict[Plan, Score] = field(default_factory=dict)
     _evaluated: int = 0
     """Evaluations of the searches before this one."""
@@ -70,6 +75,7 @@ class Judge:
 
     def __post_init__(self) -> None:
         self._started = self.clock()
+        self.completing = Pace(self.clock)
 
     @property
     def best_s(self) -> Seconds:
@@ -128,13 +134,20 @@ class Judge:
                     self._insert(priced)
 
     def price(self, plan: Plan) -> Score:
-        """Score of a plan, WORST where it does not fit. SearchOverError once the budget is spent."""
+        """Score of a plan, WORST where it does not fit.
+
+        SearchOverError once the budget is spent, or what is left is less than the last price took.
+        """
         plan = tidy(plan, self.request)
         known = self._known.get(plan)
         if known is not None:
             return known
         self.check()
+        if self.kept and self.left_s < self._price_s:
+            raise SearchOverError
+        start_s = self.clock()
         score = self.keep(plan)
+        self._price_s = self.clock() - start_s
         if self.on_progress is not None:
             self.on_progress(Progress(self.evaluations, self.seconds, self.part(), self.best_s))
         return score

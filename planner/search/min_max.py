@@ -159,36 +159,47 @@ class _Walk:
         return np.where(failed, np.inf, slowest), bounds, above, stuck
 
     def _all_starts(self, rows: Ints, bound_s: Floats) -> tuple[Floats, Ints, Floats]:
-        """As ``cut``, by which starts of each stage let the rest be owned, from the last stage backwards."""
-        number, size = len(rows), self.of.row.shape[1]
-        depth = self.of.depth[rows]
-        starts = np.tile(np.arange(self.length + 1), number)
-        far = np.zeros((size, number, self.length + 1), np.int64)
-        good = np.zeros((size + 1, number, self.length + 1), bool)
-        good[depth, np.arange(number), self.length] = True
+        """As ``cut``, by which starts of each stage let the rest be owned, from the last stage backwards.
+
+        Every stage owns a block: stage s starts at block s, or up to ``length - depth`` blocks later.
+        """
+        number, depth = len(rows), self.of.depth[rows]
+        spare = self.length - depth
+        late = np.arange(int(spare.max()) + 1)
+        far = np.zeros((self.of.row.shape[1], number, len(late)), np.int64)
+        good = np.zeros((len(far) + 1, number, len(late)), bool)
+        good[depth, np.arange(number), spare] = True
         above = np.full(number, np.inf)
-        for s in reversed(range(size)):
-            there = s < depth
-            again = np.repeat(rows, self.length + 1), np.repeat(bound_s, self.length + 1)
-            stop, _, next_s = self._furthest(again[0], s, starts, again[1])
-            far[s] = stop.reshape(number, -1)
-            above[there] = np.minimum(above, next_s.reshape(number, -1).min(axis=1))[there]
-            before = np.cumsum(good[s + 1], axis=1)
-            here = np.take_along_axis(before, far[s], axis=1) > before
-            good[s][there] = here[there]
+        for s in reversed(range(int(depth.max()))):
+            n = int((depth > s).sum())
+            size = int(spare[n - 1]) + 1
+            starts = np.tile(s + late[:size], n)
+            stop, _, next_s = self._furthest(
+                np.repeat(rows[:n], size), s, starts, np.repeat(bound_s[:n], size)
+            )
+            far[s, :n, :size] = stop = stop.reshape(n, size)
+            above[:n] = np.minimum(above[:n], next_s.reshape(n, size).min(axis=1))
+            before = np.pad(np.cumsum(good[s + 1, :n, :size], axis=1), ((0, 0), (1, 0)))
+            good[s, :n, :size] |= np.take_along_axis(before, stop - s, axis=1) > before[:, :-1]
         return *self._bounds_of(rows, far, good), above
 
     def _bounds_of(self, rows: Ints, far: Ints, good: Bools) -> tuple[Floats, Ints]:
-        """The cut that leans to the first stages among those that ``good`` starts allow, and its slowest."""
+        """The cut that leans to the first stages among those that ``good`` starts allow, and its slowest.
+
+        Both arrays by stage, pipeline, and how many blocks behind its number the stage starts.
+        """
         size, depth, each = len(far), self.of.depth[rows], np.arange(len(rows))
+        late = np.arange(far.shape[2])
         bounds = np.full((len(rows), size + 1), self.length)
         slowest = np.zeros(len(rows))
         at = np.zeros(len(rows), np.int64)
         bounds[:, 0] = at
         for s in range(size):
             there = s < depth
-            allowed = good[s + 1] & (np.arange(self.length + 1) <= far[s, each, at][:, None])
-            stop = np.where(there, self.length - np.argmax(allowed[:, ::-1], axis=1), self.length)
+            stops = far[s, each, np.minimum(np.maximum(at - s, 0), late[-1])]
+            allowed = good[s + 1] & (s + 1 + late <= stops[:, None])
+            last = np.minimum(s + len(late) - np.argmax(allowed[:, ::-1], axis=1), self.length)
+            stop = np.where(there, last, self.length)
             took = self._took(rows, s, at, stop)
             slowest = np.where(there, np.maximum(slowest, took), slowest)
             at = bounds[:, s + 1] = stop

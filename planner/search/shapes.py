@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..request import Request
-from .batch import Templates
+from .batch import Templates, firsts
 from .columns import Completion
 from .supply import use_of
 
@@ -82,8 +82,7 @@ class Shapes:
         """Each once, the first of equals, order kept."""
         there = self.width > 0
         rows = np.concatenate([np.where(there, a, 0) for a in (self.pool, self.tp, self.width)], axis=1)
-        _, first = np.unique(rows, axis=0, return_index=True)
-        return self.take(np.sort(first))
+        return self.take(firsts(rows))
 
     def primitive(self) -> "Shapes":
         """Widths divided by their greatest common divisor: the same proportions in the smallest pipeline."""
@@ -192,6 +191,5 @@ def _distinct(templates: Templates, origin: Ints) -> tuple[Templates, Ints]:
     rows = np.concatenate(
         [t.width, t.tile, t.copies[:, None], t.micro_batch[:, None], origin[:, None]], axis=1
     )
-    _, first = np.unique(rows, axis=0, return_index=True)
-    kept = np.sort(first)
+    kept = firsts(rows)
     return templates.take(kept), origin[kept]
