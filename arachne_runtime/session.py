@@ -13,9 +13,8 @@ import torch.distributed.nn.functional  # before a group is made, which its func
 from torch import nn
 from torch.utils.data import Dataset
 
-from .data import GlobalOrder, LoaderSettings, StepBatch, default_inputs, load_steps
+from .data import GlobalOrder, LoaderSettings, StepBatch, default_inputs
 from .data.loader import num_samples_of
-from .data.prefetch import CudaLane, one_ahead
 from .engine import Engine, Recipe, StepReport
 from .engine.precision import Precision
 from .engine.recipe import Inputs, Loss, Optimizers, Schedule, refuse_no_integers
@@ -27,6 +26,8 @@ from .plan.files import read_plan
 from .plan.placement import holding, places_of, rank_order
 from .plan.plan import Plan
 from .state.changes import PlanChange, PlanChanges, PlanFile
+from .state.feeds import Feeds, loaded_by_plan
+from .state.keeper import Checkpoints, Policy
 from .surroundings import LONE_DEVICE, Surroundings, choose_device, find_plan, lone_plan, refuse_world
 from .units import Seconds
 
@@ -95,6 +96,8 @@ class Session:
         self._engines: list[Engine] = []
         self._entered = False
         self._failed = False
+        self._feeds = Feeds()
+        self._checkpoints: Checkpoints | None = None
 
     def __enter__(self) -> "Session":
         if self.device.type == "cuda":
@@ -111,6 +114,8 @@ class Session:
     ) -> None:
         with self._open:
             self._entered = False
+            if self._checkpoints is not None:
+                self._checkpoints.close(failed=error is not None)
             if error is not None:
                 self._failed = True
                 self._annotate(error)
@@ -198,15 +203,9 @@ class Session:
         self.plan = plan
         records, on_step = self._hooks(plan, self.rank)
         self._engine = Engine(
-            plan,
-            parts,
-            recipe,
-            device=self.device,
-            recorder=records,
-            on_step=on_step,
-            overlap=overlap,
-            noise=noise,
-        )
+            plan, parts, recipe,
+            device=self.device, recorder=records, on_step=on_step, overlap=overlap, noise=noise,
+        )  # fmt: skip
         self._engines.append(self._engine)
         self._changes = PlanChanges(self._engine, rank_order(plan), self._hooks)
         self._changes.listeners.append(self._follow)
@@ -268,6 +267,46 @@ class Session:
         board = Board(self._tensorboard, rank=rank, plan=plan, device=self.device, records=records)
         self._open.callback(board.close)
         return board, board.write
+
+    def checkpoints(
+        self,
+        folder: Path | str,
+        *,
+        every: int = 100,
+        keep: int = 3,
+        background: bool = False,
+    ) -> Checkpoints:
+        """Write the state of the job every few steps, and go on from the newest that is there.
+
+        Call it between ``engine`` and ``batches``, on every rank. A job that is started again, under this
+        plan or any other, then has the parameters, optimizer states, learning rates, loss scale, random
+        states and number of steps of the checkpoint, and ``batches`` gives the samples that come next.
+
+        Args:
+            folder: On a file system that all ranks see; of this job alone.
+            every: Steps from one to the next.
+            keep: The newest ones, which stay; older ones are removed.
+            background: Copy the state, and write it while training goes on.
+
+        Raises:
+            InvalidFileError: The newest one was altered or cut short.
+            UsageError: It is of another model or order of samples; a call in the wrong order.
+            UnsupportedPlanError: The state cannot be saved or taken over under this plan.
+            UnsupportedEnvironmentError: safetensors is not installed.
+
+        """
+        if self._engine is None or self._feeds.num_calls or self._checkpoints is not None:
+            raise UsageError(
+                "call session.checkpoints(...) once, behind session.engine(...), whose state it loads, and "
+                "before session.batches(...), which it tells where to begin"
+            )
+        policy = Policy(
+            folder=Path(folder), every=every, keep=keep, background=background, timeout_s=self._timeout_s
+        )
+        self._checkpoints, found = Checkpoints.open(policy, self._engine, self._feeds.positions)
+        self._feeds.go_on(found)
+        self._engine.after_step += [self._feeds.after_step, self._checkpoints.after_step]
+        return self._checkpoints
 
     def batches(
         self,
@@ -340,27 +379,9 @@ class Session:
             pin_memory=self.device.type == "cuda",
             exact=not self._engine.recipe.stochastic,
         )
-        return self._loaded(self._engine, dataset, order, range(start, steps), settings)
-
-    def _loaded(
-        self,
-        engine: Engine,
-        dataset: Dataset[Any],
-        order: GlobalOrder,
-        steps: range,
-        settings: LoaderSettings,
-    ) -> Iterator[StepBatch]:
-        """The batches of some steps; what was loaded ahead for a plan that went is loaded anew."""
-        while steps:
-            plan = engine.plan
-            loaded = load_steps(dataset, order, steps, engine.needed_rows, settings)
-            if self.device.type == "cuda":
-                loaded = one_ahead(loaded, CudaLane(self.device))
-            for batch in loaded:
-                steps = steps[1:]
-                yield batch
-                if engine.plan is not plan:
-                    break
+        feed, done = self._feeds.open(order)
+        rest = range(min(max(start, done), steps), steps)
+        return loaded_by_plan(self._engine, dataset, order, rest, settings, feed)
 
     def print(self, *values: object) -> None:
         """Print on rank 0 only, at once."""

@@ -1,6 +1,7 @@
 """The state of a job by global names: the same tensors under any plan, and a new engine can take them."""
 
 import random
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 
@@ -145,6 +146,12 @@ def check_pair(case: Case, other: Case) -> None:
 
 
 def drawn(source: random.Random, kind: str, adam: bool) -> Case:
+    while True:
+        with suppress(ValueError):  # six devices in a row, and five blocks
+            return _drawn(source, kind, adam)
+
+
+def _drawn(source: random.Random, kind: str, adam: bool) -> Case:
     settings = {"adam": adam, "tied": True, "dtype": torch.float64}
     if kind == "experts":
         return ExpertsCase(plan=random_tiled_plan(source), **settings)

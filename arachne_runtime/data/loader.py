@@ -25,6 +25,10 @@ class LoadedRows:
     pieces: tuple[tuple[range, Any], ...]
     samples: tuple[int, ...] = ()
     """What ranks must agree on: number of samples, seed, and step of the order, first and last sample."""
+    step: int = 0
+    """Of the order, over all epochs."""
+    feed: int | None = None
+    """Which call of ``session.batches`` gave it, counted from 0."""
 
     def rows(self, rows: range) -> Any:
         """A loaded range, or a part of one; UsageError for rows that this rank did not load."""
@@ -51,7 +55,13 @@ class LoaderSettings:
 
 
 def load_steps(
-    dataset: Dataset[Any], order: GlobalOrder, steps: range, needed: NeededRows, settings: LoaderSettings
+    dataset: Dataset[Any],
+    order: GlobalOrder,
+    steps: range,
+    needed: NeededRows,
+    settings: LoaderSettings,
+    *,
+    feed: int | None = None,
 ) -> Iterator[LoadedRows]:
     """The batches of ``steps`` (counted over all epochs), each with the rows that this rank needs.
 
@@ -76,7 +86,8 @@ def load_steps(
         num_rows = order.num_rows(step)
         ends = (*order.samples(step, range(1)), *order.samples(step, range(num_rows - 1, num_rows)))
         same = (order.num_samples, order.seed, step, *ends)
-        yield LoadedRows(num_rows, tuple((rows, next(trees)) for rows in merged(needed(num_rows))), same)
+        pieces_of_step = tuple((rows, next(trees)) for rows in merged(needed(num_rows)))
+        yield LoadedRows(num_rows, pieces_of_step, same, step, feed)
 
 
 def merged(ranges: Sequence[range]) -> tuple[range, ...]:

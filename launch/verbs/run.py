@@ -20,6 +20,7 @@ from arachne_runtime.plan.runnable import refuse_unrunnable
 from .. import lab, nodes
 from ..failure import RanksFailedError
 from ..hosts import Hosts, read_hosts
+from ..restarts import with_restarts
 from ..script import script_command
 
 INTERRUPTED = 128 + signal.SIGINT
@@ -46,13 +47,21 @@ def command(
     log_dir: Annotated[
         Path | None, typer.Option(help="Also write each rank's output into this folder.")
     ] = None,
+    max_restarts: Annotated[
+        int,
+        typer.Option(min=0, help="Start again so often when ranks fail; see Session.checkpoints."),
+    ] = 0,
 ) -> int | None:
     """Run a training script on every device of a plan."""
     found = read_plan(plan)  # a plan that is wrong is said at once, before torch is loaded
     refuse_unrunnable(found)
-    asked = _Asked(plan, found, tuple(script), trace, tensorboard, log_dir)
+    asked = _Asked(plan, found, tuple(script), trace, tensorboard, log_dir, max_restarts)
     if hosts is None and node is not None:
         raise UsageError(f"--node {node} needs --hosts: the nodes meet at the address of the first one")
+    if node is not None and max_restarts:
+        raise UsageError(
+            "--max-restarts starts all nodes again together, and --node starts one; leave --node out"
+        )
     if dry_run:
         for line in _lines(asked, hosts, node):
             print(line)
@@ -73,13 +82,16 @@ def _here(asked: "_Asked") -> None:
     _tell_one_machine(asked.plan)
     from ..torchrun import run_plan
 
-    run_plan(
-        asked.plan_path,
-        words,
-        trace=asked.trace,
-        tensorboard=asked.tensorboard,
-        log_dir=asked.log_dir,
-    )
+    def start() -> None:
+        run_plan(
+            asked.plan_path,
+            words,
+            trace=asked.trace,
+            tensorboard=asked.tensorboard,
+            log_dir=asked.log_dir,
+        )
+
+    with_restarts(start, asked.max_restarts)
 
 
 def _tell_one_machine(plan: Plan) -> None:
@@ -114,6 +126,7 @@ class _Asked:
     trace: Path | None
     tensorboard: Path | None
     log_dir: Path | None
+    max_restarts: int
 
     def commands(self, hosts_path: Path, node: str | None) -> tuple[Hosts, dict[str, list[str]]]:
         """The hosts, and what starts each node of the plan by hand (or the one asked for)."""
@@ -152,7 +165,8 @@ def _lines(asked: _Asked, hosts_path: Path | None, node: str | None) -> Iterator
 def _on_hosts(asked: _Asked, hosts_path: Path, node: str | None) -> int | None:
     hosts, words = asked.commands(hosts_path, node)
     if node is None:
-        nodes.start(asked.plan, nodes.commands(asked.plan, hosts, words))
+        started = nodes.commands(asked.plan, hosts, words)
+        with_restarts(lambda: nodes.start(asked.plan, started), asked.max_restarts)
         return None
     if leashed := nodes.LEASH_VARIABLE in os.environ:
         nodes.hold_leash(asked.plan)

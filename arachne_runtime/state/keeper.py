@@ -1,0 +1,273 @@
+"""The checkpoints of a job in a folder: when they are written, which are kept, from which one it goes on."""
+
+import threading
+import time
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TypeAlias
+
+import torch
+import torch.distributed as dist
+
+from ..data.batch import StepBatch
+from ..engine import Engine, StepReport
+from ..engine.recipe import refuse_no_integers
+from ..errors import UnsupportedEnvironmentError, UsageError
+from ..units import Seconds
+from .checkpoint import Snapshot, commit, load
+from .disk import ATTEMPT, refuse_no_safetensors, remove, remove_attempts, sync
+from .job import FeedPosition
+
+LATEST = "latest"
+"""A link to the newest, for people and their scripts."""
+VISIBLE_S: Seconds = 60.0
+"""How long what another rank has written may take to be seen: network file systems cache for up to a minute
+(acregmax, acdirmax of nfs(5))."""
+_STEP = "step-"
+
+Positions: TypeAlias = tuple[FeedPosition | None, ...]
+"""Of each call of ``session.batches``; None: nothing of it was trained on."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Policy:
+    """What a user says of the checkpoints of a job; UsageError for what makes no sense."""
+
+    folder: Path
+    every: int
+    """Steps from one to the next."""
+    keep: int
+    """Newest ones that stay."""
+    background: bool
+    """Write while training goes on."""
+    timeout_s: Seconds
+    """How long the first rank waits for the files of the others in the background."""
+
+    def __post_init__(self) -> None:
+        refuse_no_integers(every=self.every, keep=self.keep)
+        if self.every < 1 or self.keep < 1:
+            raise UsageError(f"every={self.every}, keep={self.keep}: both must be at least 1")
+
+    @property
+    def number(self) -> int:
+        """What ranks can compare of it."""
+        return zlib.crc32(repr((str(self.folder), self.every, self.keep, self.background)).encode())
+
+
+class Checkpoints:
+    """Writes the state of a job every few steps; made by ``Session.checkpoints``, on every rank."""
+
+    def __init__(self, policy: Policy, engine: Engine, positions: Callable[[], Positions]) -> None:
+        self.resumed_from: int | None = None
+        """Steps done when the checkpoint was written from which the job went on; None: it began anew."""
+        self._policy = policy
+        self._engine = engine
+        self._positions = positions
+        self._writing: _Writing | None = None
+        self._last: int | None = None
+        """Steps done at the last save."""
+
+    @classmethod
+    def open(
+        cls, policy: Policy, engine: Engine, positions: Callable[[], Positions]
+    ) -> tuple["Checkpoints", Positions]:
+        """Go on from the newest one of the folder, if there is any; all ranks call it together.
+
+        Returns:
+            The checkpoints, and where the job was in its data.
+
+        Raises:
+            InvalidFileError: The newest one was altered or cut short.
+            UsageError: It is of another model; the ranks have other arguments, or the engine is in use.
+            UnsupportedEnvironmentError: safetensors is not installed.
+
+        """
+        if engine.num_steps:
+            raise UsageError(
+                f"the engine has done {engine.num_steps} steps, which a checkpoint would undo; call "
+                "session.checkpoints(...) before the first one"
+            )
+        refuse_no_safetensors()
+        _refuse_unlike(engine, policy.number)
+        made = cls(policy, engine, positions)
+        return made, made._resume()
+
+    def steps(self) -> tuple[int, ...]:
+        """Steps done at each checkpoint that is there, ascending."""
+        found = (path.name.removeprefix(_STEP) for path in self._policy.folder.glob(f"{_STEP}*"))
+        return tuple(sorted(int(number) for number in found if number.isdigit()))
+
+    def save(self) -> None:
+        """Write one now, between two steps, and return when it can be loaded; all ranks call it together.
+
+        Raises:
+            OSError: This rank could not write.
+            UnsupportedEnvironmentError: Another one could not; its own error says why.
+            UsageError: The ranks do not share the folder.
+
+        """
+        if (writing := self._begin()) is not None:
+            writing.write()
+            self._agree(writing)
+            if self._is_first:
+                writing.commit(VISIBLE_S, self._publish)
+            self._agree(writing)
+
+    def wait(self) -> None:
+        """Until what this rank writes in the background is on the disk; raises what went wrong with it."""
+        writing, self._writing = self._writing, None
+        if writing is not None:
+            assert writing.thread is not None
+            writing.thread.join()
+            if writing.error is not None:
+                raise writing.error
+
+    def after_step(self, report: StepReport, batch: StepBatch) -> None:
+        """Write one where it is time."""
+        if self._writing is not None and self._writing.error is not None:
+            self.wait()
+        if self._engine.num_steps % self._policy.every:
+            return
+        if not self._policy.background:
+            self.save()
+        elif (writing := self._begin()) is not None:
+            self._writing = writing
+            writing.start(self._policy.timeout_s, self._publish if self._is_first else None)
+
+    def close(self, *, failed: bool) -> None:
+        """Wait for what is being written; after a failure not for other ranks, and without an error."""
+        if failed and self._writing is not None:
+            self._writing.stop.set()
+            self._writing.error = None
+            assert self._writing.thread is not None
+            self._writing.thread.join()
+            self._writing = None
+        self.wait()
+
+    @property
+    def _is_first(self) -> bool:
+        """Of the processes: the ranks of the plan may be others, after a change of plan."""
+        return not dist.is_initialized() or dist.get_rank() == 0
+
+    def _folder_of(self, num_steps: int) -> Path:
+        return self._policy.folder / f"{_STEP}{num_steps:08d}"
+
+    def _begin(self) -> "_Writing | None":
+        """Copy the state; None where it is on the disk already."""
+        self.wait()
+        num_steps = self._engine.num_steps
+        if num_steps == self._last:
+            return None
+        self._last, final = num_steps, self._folder_of(num_steps)
+        (number,) = _told(self._engine, [time.time_ns()])
+        attempt = final.with_name(f"{ATTEMPT}{final.name}-{number}")
+        attempt.mkdir(parents=True, exist_ok=True)
+        return _Writing(Snapshot.of(self._engine), attempt, final, self._positions())
+
+    def _agree(self, writing: "_Writing") -> None:
+        """UnsupportedEnvironmentError, or its own error, on every rank where one failed."""
+        failed = torch.tensor(float(writing.error is not None), device=self._engine.device)
+        if dist.is_initialized():
+            dist.all_reduce(failed)
+        if writing.error is not None:
+            raise writing.error
+        if failed.item():
+            raise UnsupportedEnvironmentError(
+                f"another rank could not write its part of {writing.final}; its own error says why. The "
+                "checkpoints before it are as they were"
+            )
+
+    def _publish(self, final: Path) -> None:
+        """On the first rank: point to the newest, remove the oldest."""
+        link = final.with_name(f"{ATTEMPT}{LATEST}")
+        link.unlink(missing_ok=True)
+        link.symlink_to(final.name)
+        link.replace(final.with_name(LATEST))
+        sync(final.parent)
+        for old in self.steps()[: -self._policy.keep]:
+            if self._folder_of(old) != final:
+                remove(self._folder_of(old))
+
+    def _resume(self) -> Positions:
+        newest = -1
+        if self._is_first:
+            self._policy.folder.mkdir(parents=True, exist_ok=True)
+            remove_attempts(self._policy.folder)
+            newest = max(self.steps(), default=-1)
+        (newest,) = _told(self._engine, [newest])
+        if newest < 0:
+            return ()
+        manifest = load(self._engine, self._folder_of(newest))
+        self.resumed_from = self._last = newest
+        return manifest.feeds
+
+
+@dataclass(slots=True)
+class _Writing:
+    """One attempt of one rank."""
+
+    snapshot: Snapshot
+    attempt: Path
+    final: Path
+    positions: Positions
+    error: Exception | None = None
+    stop: threading.Event = field(default_factory=threading.Event)
+    thread: threading.Thread | None = None
+
+    def write(self) -> None:
+        """Write this rank's part."""
+        with self._caught():
+            self.snapshot.write(self.attempt)
+
+    def commit(self, timeout_s: Seconds, publish: Callable[[Path], None]) -> None:
+        """Make it a checkpoint when the parts of all are there."""
+        with self._caught():
+            if commit(
+                self.attempt, self.final, num_ranks=self.snapshot.num_ranks, positions=self.positions,
+                timeout_s=timeout_s, is_stopped=self.stop.is_set,
+            ):  # fmt: skip
+                publish(self.final)
+
+    def start(self, timeout_s: Seconds, publish: Callable[[Path], None] | None) -> None:
+        """Write in the background; ``publish`` on the first rank, which also commits."""
+        self.thread = threading.Thread(target=self._run, args=(timeout_s, publish), name="checkpoint")
+        self.thread.start()
+
+    def _run(self, timeout_s: Seconds, publish: Callable[[Path], None] | None) -> None:
+        self.write()
+        if publish is not None and self.error is None:
+            self.commit(timeout_s, publish)
+
+    @contextmanager
+    def _caught(self) -> Iterator[None]:
+        """An error is told where all ranks meet, or at the next step."""
+        try:
+            yield
+        except Exception as error:
+            self.error = error
+
+
+def _told(engine: Engine, numbers: list[int]) -> list[int]:
+    """The numbers of the first rank, on every rank."""
+    if not dist.is_initialized():
+        return numbers
+    told = torch.tensor(numbers, dtype=torch.int64, device=engine.device)
+    dist.broadcast(told, 0)
+    return [int(number) for number in told.tolist()]
+
+
+def _refuse_unlike(engine: Engine, number: int) -> None:
+    """UsageError, on every rank, where the ranks were given other arguments."""
+    if not dist.is_initialized():
+        return
+    ends = torch.tensor([number, -number], dtype=torch.int64, device=engine.device)
+    dist.all_reduce(ends, dist.ReduceOp.MAX)
+    highest, lowest = ends.tolist()
+    if highest != -lowest:
+        raise UsageError(
+            "the ranks call session.checkpoints with other arguments; give all the same folder, every, keep "
+            "and background"
+        )

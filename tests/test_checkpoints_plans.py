@@ -1,0 +1,137 @@
+"""A checkpoint loads into any other plan exactly, on real ranks, and training goes on at the next sample."""
+
+import random
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+
+import arachne_runtime as arachne
+from arachne_runtime.errors import WorkerFailedError
+from arachne_runtime.state import keeper
+from arachne_runtime.state.holdings import holdings, scalars
+from arachne_runtime.testing import run_ranks
+from bench import exactness_plans
+from bench.cases import SEQUENCE, VOCABULARY, WIDTH, Case
+from bench.exactness_tensor import BLOCKS
+from tests.test_holdings import drawn, joined, optimizer, same
+
+MOST_ROWS = 20
+
+
+def samples(global_batch: int) -> list[dict[str, torch.Tensor]]:
+    """Three steps of an epoch, the last with one sample."""
+    source = torch.Generator().manual_seed(2)
+    return [
+        {
+            "tokens": torch.randint(VOCABULARY, (SEQUENCE,), generator=source),
+            "targets": torch.randint(VOCABULARY, (SEQUENCE,), generator=source),
+            "position": torch.randn(SEQUENCE, WIDTH, generator=source, dtype=torch.float64),
+        }
+        for _ in range(2 * global_batch + 1)
+    ]
+
+
+def schedule(made: torch.optim.Optimizer) -> torch.optim.lr_scheduler.LRScheduler:
+    return torch.optim.lr_scheduler.MultiStepLR(made, [1, 3], gamma=0.5)
+
+
+def trained(case: Case, folder: Path, last: int, background: bool) -> tuple[tuple, list[float], tuple]:
+    """The state that the job begins with, its losses, and the state that it ends with."""
+    with arachne.Session(case.plan, device="cpu") as session:
+        engine = session.engine(
+            case.model,
+            optimizer=partial(optimizer, case),
+            loss=case.loss,
+            inputs=lambda batch: (batch["tokens"],),
+            lr_schedule=schedule,
+            dtype=case.dtype,
+            seed=5,
+        )
+        session.checkpoints(folder, every=2, background=background)
+        start, losses = state_of(engine), []
+        batches = session.batches(samples(case.plan.global_batch), case.plan.global_batch, epochs=3)
+        while engine.num_steps < last:
+            losses.append(engine.step(next(batches)).loss)
+        return start, losses, state_of(engine)
+
+
+def state_of(engine: arachne.Engine) -> tuple[list, dict]:
+    found = [(h.name, h.key, h.shape, h.part, h.tensor.clone()) for h in holdings(engine)]
+    return found, scalars(engine)
+
+
+def pair_of(kinds: tuple[str, str], adam: bool) -> tuple[Case, Case]:
+    """Two random plans of one global batch."""
+    source = random.Random(f"{kinds} {adam}")
+    while True:
+        one, other = drawn(source, kinds[0], adam), drawn(source, kinds[1], adam)
+        if one.plan.global_batch == other.plan.global_batch < MOST_ROWS and one.plan != other.plan:
+            return one, other
+
+
+@pytest.fixture(autouse=True)
+def _models_of_one_length(monkeypatch):
+    monkeypatch.setattr(exactness_plans, "BLOCKS", BLOCKS)
+
+
+@pytest.mark.parametrize(
+    ("kinds", "adam"),
+    [
+        (("plain", "tensor"), True),
+        (("tensor", "plain"), False),
+        (("experts", "experts"), True),
+        (("zero", "plain"), False),
+        (("tensor", "zero"), True),
+    ],
+)
+def test_a_checkpoint_loads_into_another_plan(kinds, adam, tmp_path):
+    one, other = pair_of(kinds, adam)
+    num_ranks, num_others = len(one.plan.devices), len(other.plan.devices)
+    before = run_ranks(num_ranks, trained, one, tmp_path, 4, adam)
+    after = run_ranks(num_others, trained, other, tmp_path, 7, False)
+    whole = run_ranks(num_ranks, trained, one, tmp_path / "whole", 7, False)
+    assert same(joined([start for start, _, _ in after]), joined([end for _, _, end in before]))
+    assert len(after[0][1]) == 3
+    assert before[0][1] + after[0][1] == pytest.approx(whole[0][1], rel=1e-9)
+
+
+def unlike(folder: Path, case: Case) -> None:
+    with arachne.Session(case.plan, device="cpu") as session:
+        session.engine(
+            case.model, optimizer=torch.optim.SGD, loss=case.loss, inputs=lambda batch: (batch["tokens"],)
+        )
+        session.checkpoints(folder, every=2 + session.rank)
+
+
+def test_ranks_that_ask_for_unlike_checkpoints_are_told(tmp_path):
+    case = drawn(random.Random(1), "plain", False)
+    with pytest.raises(WorkerFailedError, match=r"the ranks call session.checkpoints with other arguments"):
+        run_ranks(len(case.plan.devices), unlike, tmp_path, case)
+
+
+def not_shared(folder: Path, case: Case) -> str:
+    """Each rank has a folder of its own under the same name, as on nodes without a shared file system."""
+    with arachne.Session(case.plan, device="cpu") as session:
+        engine = session.engine(
+            case.model, optimizer=torch.optim.SGD, loss=case.loss, inputs=lambda batch: (batch["tokens"],)
+        )
+        checkpoints = session.checkpoints(folder, every=100)
+        keeper.VISIBLE_S = 0.2
+        checkpoints._folder_of = lambda steps: folder / str(session.rank) / f"step-{steps:08d}"
+        engine.num_steps = 1
+        try:
+            checkpoints.save()
+        except arachne.ArachneError as error:
+            return str(error)
+        finally:
+            keeper.VISIBLE_S = 60.0
+    return ""
+
+
+def test_a_folder_that_ranks_do_not_share_is_told(tmp_path):
+    case = drawn(random.Random(1), "plain", False)
+    first, *others = run_ranks(len(case.plan.devices), not_shared, tmp_path, case)
+    assert "the ranks do not share this folder" in first
+    assert all("another rank could not write its part" in told for told in others)
