@@ -21,37 +21,45 @@ def actions(text):
 
 
 def test_one_micro_batch_is_kept_and_its_first_backward_comes_on_top():
-    assert played_peak({0: STAGE}, actions("0F0 0B0"), 1) == 1000 + 200 + 50 + 40
+    assert played_peak({0: STAGE}, actions("0F0 0B0")) == 1000 + 200 + 50 + 40
 
 
 def test_a_gradient_without_a_buffer_is_there_once_it_was_made():
     alone = replace(STAGE, fresh=200, first=240, sent=0, received=0)
-    assert played_peak({0: alone}, actions("0F0 0B0"), 1) == 1000 + 50 + 240
-    assert played_peak({0: alone}, actions("0F0 0F1 0B0 0B1"), 1) == 1000 + 2 * 50 + 240
+    assert played_peak({0: alone}, actions("0F0 0B0")) == 1000 + 50 + 240
+    assert played_peak({0: alone}, actions("0F0 0F1 0B0 0B1")) == 1000 + 2 * 50 + 240
     later = replace(alone, later=500)
-    assert played_peak({0: later}, actions("0F0 0B0 0F1 0B1"), 1) == 1000 + 200 + 50 + 500
+    assert played_peak({0: later}, actions("0F0 0B0 0F1 0B1")) == 1000 + 200 + 50 + 500
 
 
 def test_the_next_input_is_asked_for_and_gradients_are_under_way():
     middle = actions("1F0 1F1 1B0 1F2 1B1 1B2")
     level, first, later = 1200 + 2 * 50, 40, 30
     by_hand = max(level + first + 3, level + later + 7 + 3, level - 50 + later + 2 * 3)
-    assert played_peak({1: STAGE}, middle, 3) == by_hand
+    assert played_peak({1: STAGE}, middle) == by_hand
 
 
 def test_stages_of_one_device_hand_over_in_memory():
     both = {stage: STAGE.within() if stage else replace(STAGE, received=0).within() for stage in (0, 1)}
-    found = played_peak(both, actions("0F0 1F0 1B0 0B0"), 2)
+    found = played_peak(both, actions("0F0 1F0 1B0 0B0"))
     assert found == 2 * 1200 + 50 + 47 + 40  # the second's input is the first's output
-    waiting = played_peak(both, actions("0F0 0F1 1F0 1F1 1B0 1B1 0B0 0B1"), 2)
+    waiting = played_peak(both, actions("0F0 0F1 1F0 1F1 1B0 1B1 0B0 0B1"))
     assert waiting == 2 * 1200 + 2 * 50 + 2 * 47 + 40
+
+
+def test_the_last_micro_batch_keeps_what_enters_its_pieces_until_they_go_down():
+    plain, cut = {0: STAGE, 1: STAGE}, {0: replace(STAGE, between=1_000), 1: STAGE}
+    alone = actions("0F0 1F0 1B0 0B0")
+    assert played_peak(cut, alone) - played_peak(plain, alone) == 1_000
+    not_last = [*alone, *actions("0F1")]
+    assert played_peak(cut, not_last) == played_peak(plain, not_last)
 
 
 def test_what_is_owed_stays_until_it_is_paid():
     halves = replace(STAGE, sent=0, received=0, **HALVES)
-    paid = played_peak({0: halves}, actions("0F0 0I0 0W0"), 1)
+    paid = played_peak({0: halves}, actions("0F0 0I0 0W0"))
     assert paid == max(1200 + 50 + 10 + 50, 1200 + 20 + 60)
-    twice = played_peak({0: halves}, actions("0F0 0I0 0F1 0I1 0W0 0W1"), 1)
+    twice = played_peak({0: halves}, actions("0F0 0I0 0F1 0I1 0W0 0W1"))
     assert twice == max(1200 + 50 + 10 + 50, 1200 + 50 + 20 + 10, 1200 + 2 * 20 + 60)
 
 
@@ -59,10 +67,10 @@ def test_more_owed_or_kept_never_makes_a_peak_smaller():
     for schedule, rows in ((ScheduleKind.ZERO_BUBBLE, 2), (ScheduleKind.INTERLEAVED, 1)):
         played = row_actions(schedule, 0, rows, 2, 4)
         stages = {action.stage: replace(STAGE, **HALVES) for action in played}
-        base = played_peak(stages, played, 2)
+        base = played_peak(stages, played)
         for field in ("kept", "owed", "first", "later", "paying", "always", "sent"):
             more = {s: replace(of, **{field: getattr(of, field) + 100}) for s, of in stages.items()}
-            assert played_peak(more, played, 2) >= base, field
+            assert played_peak(more, played) >= base, field
 
 
 def stage(ep, etp, *replicas):

@@ -174,6 +174,8 @@ class Update:
     def temporary_bytes(self, device: torch.device) -> Bytes:
         """What norm and step allocate, once the optimizer has its states."""
         phases = self.phases()
+        if not self.optimizer.state:
+            self.optimizer.step()
         return temporary_bytes(device, lambda: [phase() for phase in phases], self._held())
 
     def _held(self) -> Iterator[torch.Tensor]:

@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Set
 from dataclasses import dataclass
 from itertools import chain
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -26,6 +27,7 @@ def working_bytes(passes: Passes) -> WorkingBytes:
     for parameter in passes.probe.stage.parameters():
         parameter.grad = None
     first, later = _backward(passes), _backward(passes)
+    first_behind, behind = _behind_loss(passes, first=True), _behind_loss(passes)
     loss, owing = _loss(passes), _owing(passes)
     return WorkingBytes(
         backward=later,
@@ -33,6 +35,8 @@ def working_bytes(passes: Passes) -> WorkingBytes:
         forward=_forward(passes),
         loss=loss,
         recomputed=_recomputed(passes) - loss if loss else 0,
+        behind_loss=behind,
+        first_behind_loss=first_behind,
         owing_backward=owing.backward,
         owed=owing.left,
         owed_gradients=owing.gradients,
@@ -65,6 +69,39 @@ def _backward(passes: Passes) -> Bytes:
         passes.backward()
     passes.forget()
     return count.peak_bytes - before
+
+
+def _behind_loss(passes: Passes, *, first: bool = False) -> Bytes:
+    """The peak of the last block's backward once the loss had its own, over what the block alone keeps."""
+    probe = passes.probe
+    if probe.loss is None:
+        return 0
+    if first:
+        for parameter in probe.stage.parameters():
+            parameter.grad = None
+    taken = tuple(x.detach().requires_grad_(x.is_floating_point()) for x in passes.inputs)
+    with counted(passes.inputs[0].device, lambda: _held(passes)) as count:
+        outputs = probe.stage(taken, passes.context)
+        roots = [_OfLoss.apply(out) for out in outputs if out.requires_grad]  # type: ignore[no-untyped-call]
+        del outputs
+        before = _settled(count)
+        count.restart()
+        torch.autograd.backward(roots)
+    return count.peak_bytes - before
+
+
+class _OfLoss(torch.autograd.Function):
+    """A number that keeps nothing, whose backward makes the gradient of what it was made of."""
+
+    @staticmethod
+    def forward(ctx: Any, output: Tensor) -> Tensor:
+        ctx.like = output.shape, output.dtype
+        return output.new_zeros((), dtype=torch.float32)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+        shape, dtype = ctx.like
+        return gradients[0].new_zeros(shape, dtype=dtype)
 
 
 @dataclass(frozen=True, slots=True)

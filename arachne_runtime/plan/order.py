@@ -279,6 +279,14 @@ def _by_members(plan: Plan, blocks: tuple[int, ...], tie: str | None, summed: Su
         yield Reduction(blocks, tie, members, index, tuple(parts))
 
 
+def sum_starts(plan: Plan, block_bytes: Sequence[Bytes]) -> frozenset[int]:
+    """First blocks of the runs that are summed, over all ranks; ``block_bytes`` as in ``Summed``."""
+    if any(splits_gradients(stage) for pipeline in plan.pipelines for stage in pipeline.stages):
+        return frozenset()
+    runs = (run for segment in segments(plan) for run in _parts(segment.blocks, block_bytes))
+    return frozenset(run.start for run in runs)
+
+
 def _parts(blocks: range, block_bytes: Sequence[Bytes]) -> Iterator[range]:
     """Runs of blocks of at least REDUCTION_BYTES, from the last block down."""
     stop, size = blocks.stop, 0

@@ -56,6 +56,11 @@ class WorkingBytes(Document, frozen=True, kw_only=True):
     """Of what the last block keeps: that of the loss, which recomputation does not free."""
     recomputed: Bytes = 0
     """Of the last block: most that recomputation and backward hold at once beside its input and ``loss``."""
+    behind_loss: Bytes = 0
+    """Of the last block: most that its backward holds at once which is given the gradient of its output, that
+    gradient and all but the loss counted, beside what it keeps without ``loss``; 0: not measured."""
+    first_behind_loss: Bytes = 0
+    """The same where its parameters have no gradients yet: those that autograd makes are counted too."""
     owing_backward: Bytes | None = None
     """Most that a backward holds at once which leaves out gradients of weights (zero-bubble), where all have
     gradients; None: not measured, as are the four below."""

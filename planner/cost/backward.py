@@ -8,7 +8,6 @@ are alike, so the peak is at the last or at the first of some kind.
 from collections.abc import Callable, Sequence
 from functools import cached_property
 from itertools import accumulate, pairwise
-from math import ceil
 from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
@@ -47,6 +46,7 @@ class BackwardPeaks:
         self._forwards = tables.by_kind(
             [w.forward + samples * i for w, i in zip(working, inputs, strict=True)]
         )
+        self._losses = tables.by_kind([float(w.loss + w.recomputed) for w in working])
         self._leaving = (0.0, *(float(samples * out) for out in tables.output_bytes))
         """By end of the stage: the gradient that it is given, which stays until its backward is through."""
         self._weight = weight
@@ -74,10 +74,7 @@ class BackwardPeaks:
         """Without recomputation, and with it."""
         usual = cls(tables, kept, working, device, tp, samples, tile)
         again = tuple(k - loss for k, loss in zip(kept, usual.loss_bytes, strict=True))
-        rows = [
-            _recomputed(row, b - a) if row.recomputed else row
-            for row, (a, b) in zip(working, pairwise(again), strict=True)
-        ]
+        rows = [_behind_loss(row) if row.loss else row for row in working]
         return usual, cls(tables, again, rows, device, tp, samples, tile)
 
     @classmethod
@@ -99,6 +96,10 @@ class BackwardPeaks:
     def forward(self, start: Bound, stop: Bound) -> Amount:
         """Beside what the stage is given, in a forward that keeps nothing."""
         return self._tables.largest(self._forwards, start, stop)
+
+    def at_loss(self, start: Bound, stop: Bound) -> Amount:
+        """In the loss and its backward, before anything is computed again; 0 without a loss."""
+        return self._tables.largest(self._losses, start, stop)
 
     def later(self, start: Bound, stop: Bound) -> Amount:
         """Beside all that is kept, in a backward that finds gradients of all parameters."""
@@ -176,7 +177,8 @@ class BackwardPeaks:
         return found[::-1]
 
 
-def _recomputed(row: WorkingBytes, kept: float) -> WorkingBytes:
-    """Of the last block: beside what it keeps once it was computed again, without its loss."""
-    backward = max(0, ceil(row.recomputed - kept))
-    return replace(row, backward=backward, first_backward=backward + row.first_backward - row.backward)
+def _behind_loss(row: WorkingBytes) -> WorkingBytes:
+    """Of the last block, computed again: its own backward, with the gradient that its loss's leaves it."""
+    if not row.behind_loss:  # of an older profile
+        return replace(row, backward=row.loss + row.backward, first_backward=row.loss + row.first_backward)
+    return replace(row, backward=row.behind_loss, first_backward=row.first_behind_loss)

@@ -119,6 +119,7 @@ def stage_memory(
     micro_batches: int | None = None,
     summed: bool = True,
     apart: float = 0.0,
+    pieces: int | None = None,
     tiling: Tiling | None = None,
 ) -> StageMemory:
     """Memory of a device of a replica that takes ``samples`` and has ``held`` micro-batches in flight.
@@ -127,8 +128,9 @@ def stage_memory(
     computed again (``schedule.deferred``). All but ``device``, ``tp`` and ``samples`` may be arrays.
     ``micro_batches`` of a step, and whether gradients are ``summed`` with other replicas, make it less where
     they are known and the profile has measured bytes of backwards; ``held`` is one number then. ``apart`` of
-    the gradients are parameters whose sums have buffers that these are no views of. ``tiling``: how experts
-    are shared out, and how unequally they may be loaded.
+    the gradients are parameters whose sums have buffers that these are no views of. Recomputed, the last
+    micro-batch goes down in ``pieces`` (None: as many as there may be of this stage's own). ``tiling``: how
+    experts are shared out, and how unequally they may be loaded.
     """
     sizes = tables.model.bytes_per_parameter
     held_of = _Parameters.of(tables, start, stop, device, tp, width, expert_parallel * expert_tensor)
@@ -141,10 +143,13 @@ def stage_memory(
     measured, recomputed = costs.backward, costs.again
     loss = 0.0 if measured is None else tables.between(measured.loss_bytes, start, stop)
 
-    between = 0.0 if measured is None or not summed else _between(tables, start, stop, samples, gradients)
+    between: Amount = 0.0
+    if measured is not None and (summed or pieces is not None):
+        between = _between(tables, start, stop, samples, gradients, pieces)
 
     def activations(held: Bound) -> Amount:
-        again = held * (entering + loss) + (1 + deferred) * (whole - loss) + between
+        """Recomputed, the last of ``held`` has none of its loss left once the blocks are computed again."""
+        again = held * (entering + loss) - loss + (1 + deferred) * (whole - loss) + between
         return _where(recompute, again, held * whole) + held * leaving
 
     temporaries = tables.temporary_bytes(start, stop, device, tp)
@@ -162,9 +167,10 @@ def stage_memory(
     if measured is None or recomputed is None:
         return memory
     received = entering * _where(start > 0, 1, 0)
-    freed = recomputed.forward(start, stop) - (1 + deferred) * (whole - loss)
-    backward = _where(recompute, larger(recomputed.later(start, stop), freed), measured.later(start, stop))
-    first = _where(recompute, recomputed.first(start, stop), measured.first(start, stop))
+    early = larger(recomputed.forward(start, stop), recomputed.at_loss(start, stop))
+    early -= (1 + deferred) * (whole - loss)  # nothing is computed again yet
+    backward = _where(recompute, larger(recomputed.later(start, stop), early), measured.later(start, stop))
+    first = _where(recompute, larger(recomputed.first(start, stop), early), measured.first(start, stop))
     memory = replace(
         memory,
         late=_late(tables, start, stop, device, tp, samples, loss),
@@ -193,7 +199,8 @@ def stage_memory(
             gradients=float(gradients),
             fresh=float(fresh),
             kept=float((entering + loss if recompute else whole) + leaving),
-            again=float(whole - loss + between if recompute else 0.0),
+            again=float(whole - 2 * loss if recompute else 0.0),
+            between=float(between if recompute else 0.0),
             received=float(received),
             sent=float(leaving),
             first=float(first),
@@ -282,13 +289,20 @@ def _halves(tables: Tables, costs: StageCosts, start: Bound, stop: Bound, least:
     }
 
 
-def _between(tables: Tables, start: Bound, stop: Bound, samples: int, gradients: Amount) -> Amount:
+def _between(
+    tables: Tables, start: Bound, stop: Bound, samples: int, gradients: Amount, pieces: int | None
+) -> Amount:
     """Of the last micro-batch: what enters each of the pieces that are computed again on their own.
 
-    Behind a piece a sum of gradients may start, so each has at least ``REDUCTION_BYTES`` of them.
+    Behind a piece a sum of gradients may start: at a cut of another pipeline, and where there are
+    ``REDUCTION_BYTES`` of them, which is all that can be told of a stage alone.
     """
-    pieces = np.minimum(np.floor_divide(gradients, REDUCTION_BYTES), np.subtract(stop, start) - 1)
-    return pieces * tables.largest(tables.output_by_kind, start, stop) * samples  # type: ignore[no-any-return]
+    borders: Amount
+    if pieces is None:
+        borders = np.minimum(np.floor_divide(gradients, REDUCTION_BYTES), np.subtract(stop, start) - 1)
+    else:
+        borders = pieces - 1
+    return borders * tables.largest(tables.output_by_kind, start, stop) * samples
 
 
 def _under_way(start: Bound, held: int, more: int, entering: Amount, leaving: Amount) -> Amount:

@@ -45,6 +45,8 @@ class ActionBytes:
     """Of the gradients: those that the second half makes."""
     temporaries: float = 0.0
     """Of the optimizer."""
+    between: float = 0.0
+    """Kept by the last micro-batch beside ``kept``: what enters pieces that are computed again."""
     late: float = 0.0
     """Messages of collectives that have ended, of which the transport has yet to let go."""
     inside: float = 0.0
@@ -56,9 +58,10 @@ class ActionBytes:
         return replace(self, kept=kept, received=0.0, sent=0.0, inside=self.received)
 
 
-def played_peak(stages: dict[int, ActionBytes], actions: Sequence[Action], num_stages: int) -> float:
+def played_peak(stages: dict[int, ActionBytes], actions: Sequence[Action]) -> float:
     """The most that a device holds which plays ``actions`` on its ``stages``."""
-    device = _Device(stages, num_stages, any(action.work is Work.WEIGHT for action in actions))
+    last = max(action.micro_batch for action in actions)
+    device = _Device(stages, last, any(action.work is Work.WEIGHT for action in actions))
     peak = 0.0
     for index, action in enumerate(actions):
         if action.work is not Work.FORWARD:
@@ -70,9 +73,9 @@ def played_peak(stages: dict[int, ActionBytes], actions: Sequence[Action], num_s
 class _Device:
     """What is held from action to action."""
 
-    def __init__(self, stages: dict[int, ActionBytes], num_stages: int, in_halves: bool) -> None:
+    def __init__(self, stages: dict[int, ActionBytes], last: int, in_halves: bool) -> None:
         self._stages = stages
-        self._last = num_stages - 1
+        self._last_micro_batch = last
         self._always = sum(s.always + s.gradients for s in stages.values())
         self._always += max(s.late for s in stages.values())
         self._missing = {
@@ -80,6 +83,8 @@ class _Device:
         }
         """Gradients that are not there yet, by the stage and the half that makes them."""
         self._held = dict.fromkeys(stages, 0)
+        self._pieces = dict.fromkeys(stages, 0.0)
+        """What the last micro-batch keeps between pieces."""
         self._owed = dict.fromkeys(stages, 0)
         self._sends: deque[float] = deque(maxlen=PENDING_SENDS)
         self._begun: set[tuple[int, Work]] = set()
@@ -109,7 +114,7 @@ class _Device:
         missing = sum(bytes for key, bytes in self._missing.items() if key != (action.stage, action.work))
         kept = sum(n * self._stages[stage].kept for stage, n in self._held.items())
         owed = sum(n * (self._stages[stage].owed or 0.0) for stage, n in self._owed.items())
-        return self._always - missing + kept + owed
+        return self._always - missing + kept + owed + sum(self._pieces.values())
 
     def asked_for(self, actions: Iterator[Action]) -> float:
         """Receives that are posted while the first of ``actions`` runs: up to the next one that sends."""
@@ -128,10 +133,14 @@ class _Device:
         self._missing.pop((stage, work), None)
         if work is Work.FORWARD:
             self._held[stage] += 1
+            if action.micro_batch == self._last_micro_batch:
+                self._pieces[stage] = self._stages[stage].between
             return
         if work is Work.WEIGHT:
             self._owed[stage] -= 1
             return
+        if action.micro_batch == self._last_micro_batch:
+            self._pieces[stage] = 0.0
         self._waiting[stage] += 1
         if stage + 1 in self._waiting:
             self._waiting[stage + 1] -= 1

@@ -1,11 +1,13 @@
 """The price of a plan (docs/cost-model.md): memory first, then the event simulation and what follows it."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from arachne_runtime.errors import NoFeasiblePlanError
+from arachne_runtime.plan.order import sum_starts
 from arachne_runtime.plan.plan import Pipeline, Plan, Predicted, ScheduleKind, Stage
 from arachne_runtime.plan.schedule import deferred, in_flight, row_actions
 from arachne_runtime.units import HOUR_S, Bytes, Seconds
@@ -144,6 +146,8 @@ def peaks_of(plan: Plan, seats: Seats, tables: Tables) -> tuple[dict[str, Bytes]
     peaks: dict[str, Bytes] = {}
     worst: Infeasible | None = None
     known: dict[tuple[object, ...], StageMemory] = {}
+    own, gradient = tables.own_parameters, tables.model.bytes_per_parameter.gradient
+    starts = sum_starts(plan, [(b - a) * gradient for a, b in pairwise(own)])
     for p, (pipeline, seated, n) in enumerate(zip(plan.pipelines, seats, rows_of(plan), strict=True)):
         for row in range(n):
             for r, seat in enumerate(seated[row]):
@@ -151,7 +155,7 @@ def peaks_of(plan: Plan, seats: Seats, tables: Tables) -> tuple[dict[str, Bytes]
                 for s in range(row, len(seated), n):
                     key = _what_memory_depends_on(pipeline, s, seated[s][r], n)
                     if key not in known:
-                        known[key] = _memory(plan, pipeline, s, seated[s][r], n, tables)
+                        known[key] = _memory(plan, pipeline, s, seated[s][r], n, starts, tables)
                     parts.append(known[key])
                 peak = _peak(plan, pipeline, row, n, parts) + seat.node.device.reserve_bytes
                 peaks.update(dict.fromkeys(seat.replica.devices, peak))
@@ -178,7 +182,7 @@ def _peak(plan: Plan, pipeline: Pipeline, row: int, rows: int, parts: list[Stage
     if rows == 1:  # what leaves a stage is what enters the next, in the same memory
         found = {stage: of.within() for stage, of in found.items()}
     actions = row_actions(plan.schedule, row, rows, depth, pipeline.micro_batches)
-    peak = played_peak(found, actions, depth) + SMALL_BYTES
+    peak = played_peak(found, actions) + SMALL_BYTES
     return int(peak * SPLIT_MARGIN if halves else peak) + 1
 
 
@@ -214,9 +218,13 @@ def _apart(plan: Plan, stage: Stage, seat: Seat, tables: Tables) -> Bytes:
     return int(found * tables.model.bytes_per_parameter.gradient)
 
 
-def _memory(plan: Plan, pipeline: Pipeline, s: int, seat: Seat, rows: int, tables: Tables) -> StageMemory:
+def _memory(
+    plan: Plan, pipeline: Pipeline, s: int, seat: Seat, rows: int, starts: Set[int], tables: Tables
+) -> StageMemory:
+    """``starts``: first blocks of all runs whose gradients are summed at once."""
     stage, count = pipeline.stages[s], pipeline.micro_batches
     start, stop = stage.layers
+    summed = len(plan.pipelines) > 1 or len(stage.replicas) > 1
     return stage_memory(
         tables,
         start=start,
@@ -232,7 +240,8 @@ def _memory(plan: Plan, pipeline: Pipeline, s: int, seat: Seat, rows: int, table
         expert_parallel=stage.expert_parallel,
         expert_tensor=stage.expert_tensor,
         micro_batches=count,
-        summed=len(plan.pipelines) > 1 or len(stage.replicas) > 1,
+        summed=summed,
         apart=_apart(plan, stage, seat, tables),
+        pieces=1 + len(starts & {*stage.blocks[1:]}) if summed or seat.tp > 1 else 1,
         tiling=tiling_of(stage, seat.replica),
     )
