@@ -13,9 +13,9 @@ if TYPE_CHECKING:
         HeteroDDP,
         HeteroLoader,
         convert_batch_norm,
-        evaluate,
         split_optimizer,
     )
+    from .data_parallel.evaluate import evaluate
     from .engine import Engine, EvaluationReport, Recipe, StepReport
     from .errors import (
         ArachneError,

@@ -105,6 +105,7 @@ class Batches:
 
     def __init__(self, loader: HeteroLoader, dataset: Any) -> None:
         self.loader = loader
+        loader.link.is_read_ahead = True
         self.dataset = dataset
         self.turns: deque[Turn] = deque()
         """Of the batches that are given out and not trained."""

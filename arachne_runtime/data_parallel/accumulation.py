@@ -74,4 +74,5 @@ class Accumulation:
     def _rescale(self, factor: float) -> None:
         if factor != 1:
             kept = [parameter.grad for parameter in self._parameters if parameter.grad is not None]
-            torch._foreach_mul_(kept, factor)
+            if kept:  # else the script gave them up
+                torch._foreach_mul_(kept, factor)

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 from weakref import WeakValueDictionary, ref
 
+import torch
 import torch.distributed as dist
 
 from ..batch import Balancer, NoiseReading, Reading, TimeModel
@@ -132,7 +133,14 @@ class Link:
     num_sums: int = 0
     """Since the loader gave out the last step."""
     _reducers: list["ref[Reducer]"] = field(default_factory=list)
+    is_of_group: bool = False
+    """Whether any model of the process group belongs to it; else those that were given its loader."""
+    is_read_ahead: bool = False
+    """Whether the script takes batches before it trains with them, and sets ``turn`` itself."""
     _told: bool = False
+    _told_untrained: bool = False
+    _is_weighed: bool = False
+    """Whether a backward began since the loader gave out the last step."""
     _loader: object = None
     """That gave out the last step."""
 
@@ -146,7 +154,8 @@ class Link:
         self._reducers.append(ref(reducer))
 
     def weight(self) -> float:
-        """Of the present batch of this rank."""
+        """Of the present batch of this rank, whose backward begins."""
+        self._is_weighed = True
         if self.turn is not None:
             return self.turn.weight.value()
         if not self._told and self.peers.num_ranks > 1:
@@ -164,9 +173,26 @@ class Link:
         if self.readings is not None:
             self.sharing.observe(self.readings)
         self._limit()
+        self._warn_of_untrained(loader)
         if self.num_sums != 1 or loader is not self._loader:
             self.restart_clocks()
         self.readings, self.failures, self.num_sums, self._loader = None, (), 0, loader
+        self._is_weighed = False
+
+    def _warn_of_untrained(self, loader: object) -> None:
+        """Once, where a batch was given out and another is asked for, and no gradient was weighed."""
+        is_due = not (self._is_weighed or self.failures or self._told_untrained or self.is_read_ahead)
+        is_watched = self.peers.num_ranks > 1 and (self.is_of_group or bool(self._reducers))
+        if is_due and is_watched and loader is self._loader and torch.is_grad_enabled():
+            self._told_untrained = True
+            if self.peers.rank == 0:
+                warnings.warn(
+                    "a HeteroLoader is asked for a batch, but no HeteroDDP model had a backward with the one "
+                    "before: wrap the model that trains in arachne.HeteroDDP, and take no batch ahead (no "
+                    "list(loader)), since gradients are weighed by the batch given out last; batches that "
+                    "train nothing are read under torch.no_grad()",
+                    stacklevel=5,
+                )
 
     def _limit(self) -> None:
         known = self.sharing.caps
@@ -191,6 +217,7 @@ def link_of(group: dist.ProcessGroup | None = None) -> Link:
     link = _LINKS.get(found)
     if link is None:
         link = new_link(group)
+        link.is_of_group = True
         _LINKS[found] = link
     return link
 

@@ -2,7 +2,7 @@
 
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
 from torch.utils.data import Dataset
@@ -11,8 +11,10 @@ from ..data.loader import num_samples_of
 from ..data.order import GlobalOrder
 from ..errors import UsageError
 from .adaptive import Adaptation, AdaptiveBatch, adaptation_of
+from .arguments import checked_batch, checked_dataset, refuse_attribute
 from .feed import Feed
 from .learnt import load_learnt, told_learnt
+from .likeness import number_of_cuts
 from .link import Link, Sharing, Turn, Weight, link_of, new_link
 from .portion import Step, rounds_of
 from .step import StepBody
@@ -49,7 +51,7 @@ class HeteroLoader:
     def __init__(
         self,
         dataset: Dataset[Any],
-        global_batch: int,
+        global_batch: int | None = None,
         *,
         seed: int = 0,
         shuffle: bool = True,
@@ -61,12 +63,13 @@ class HeteroLoader:
         **options: Any,
     ) -> None:
         self._order = GlobalOrder(
-            num_samples=num_samples_of(dataset),
-            global_batch=global_batch,
+            num_samples=num_samples_of(checked_dataset(dataset)),
+            global_batch=checked_batch(global_batch, options),
             seed=seed,
             drop_last=drop_last,
             shuffle=shuffle,
         )
+        self.dataset = dataset
         self._feed = Feed(dataset, seed, options)
         self._num_items = num_items
         self._group = process_group
@@ -78,6 +81,12 @@ class HeteroLoader:
         self._goes_on = True
         """Whether the next iteration starts at this place; else at the next epoch."""
         self._number = 0
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            """AttributeError, with what stands for an attribute of a DataLoader."""
+            refuse_attribute(name)
 
     @property
     def global_batch(self) -> int:
@@ -159,9 +168,14 @@ class HeteroLoader:
         return StepBody(self.link, actors, self._adaptation)
 
     def set_epoch(self, epoch: int) -> None:
-        """Start the next iteration with this epoch; without it each iteration is the next epoch."""
+        """Start the next iteration with this epoch; without it each iteration is the next epoch.
+
+        A place in the middle of this epoch that was loaded stays.
+        """
         if epoch < 0:
             raise UsageError(f"epoch {epoch}; epochs count from 0")
+        if self._goes_on and epoch == self._epoch:
+            return
         self._epoch, self._position, self._goes_on = epoch, 0, True
 
     def __len__(self) -> int:
@@ -182,7 +196,13 @@ class HeteroLoader:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on at the exact sample; UsageError for a state of another order."""
-        for key, mine in self._order_numbers().items():
+        numbers = self._order_numbers()
+        if missing := {"epoch", "position", *numbers} - set(state):
+            raise UsageError(
+                f"this is no state of a HeteroLoader, which has {', '.join(sorted(missing))} too; load what "
+                "its state_dict() gave"
+            )
+        for key, mine in numbers.items():
             if state[key] != mine:
                 raise UsageError(
                     f"the state has {key}={state[key]}, this loader {mine}: another order of samples"
@@ -206,6 +226,7 @@ class HeteroLoader:
         if not self._goes_on:
             self._epoch, self._position = self._epoch + 1, 0
         self._goes_on = False
+        self.link.peers.refuse_strangers()
         self._agree()
         outer = self.link.turn
         try:
@@ -298,6 +319,7 @@ class HeteroLoader:
         order = self._order
         mine = {
             **self._order_numbers(),
+            "the dataset (a checksum of the indices of its Subset)": number_of_cuts(self.dataset),
             "global_batch": order.global_batch,
             "drop_last": int(order.drop_last),
             "epoch": self._epoch,

@@ -4,7 +4,7 @@ import warnings
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any, TypeAlias
 
 import torch
 import torch.distributed as dist
@@ -14,14 +14,13 @@ from torch.nn.parallel import DistributedDataParallel
 from ..batch import NoiseReading, total
 from ..data.batch import tensors_of
 from ..errors import UsageError
+from .arguments import refuse_of_ddp
 from .ending import tell_others_at_exit
 from .link import Link, link_of
-from .norm import local_norms
+from .loader import HeteroLoader
+from .norm import local_norms, norms_of
 from .peers import Peers
 from .reducer import Reducer
-
-if TYPE_CHECKING:
-    from .loader import HeteroLoader
 
 
 class HeteroDDP(nn.Module):
@@ -45,6 +44,7 @@ class HeteroDDP(nn.Module):
         loader: Gives out its batches; default: any loader of the process group.
         process_group: The ranks that train it; default: those of ``loader``, or all.
         noise: Measure the gradient noise of every step, from the norms of each rank's own gradient.
+        of_ddp: Refused; what DistributedDataParallel takes and this has no use for.
 
     Raises:
         UsageError: The module differs between ranks, or is wrapped in DistributedDataParallel too.
@@ -54,12 +54,16 @@ class HeteroDDP(nn.Module):
     def __init__(
         self,
         module: nn.Module,
-        loader: "HeteroLoader | None" = None,
+        loader: HeteroLoader | None = None,
         *,
         process_group: dist.ProcessGroup | None = None,
         noise: bool = False,
+        **of_ddp: Any,
     ) -> None:
         super().__init__()
+        refuse_of_ddp(of_ddp)
+        if not isinstance(loader, HeteroLoader | None):
+            raise UsageError(f"loader is a {type(loader).__name__}; give a HeteroLoader, or leave it out")
         _refuse_wrapped(module)
         self.module = module
         self._link: Link = loader.claim() if loader is not None else link_of(process_group)
@@ -71,17 +75,23 @@ class HeteroDDP(nn.Module):
         if self._link.peers.num_ranks > 1:
             tell_others_at_exit(self._reducer)
         self.require_backward_grad_sync = True
+        self._form: _Form | None = _form_of(module)
+        """Of the parameters, until the first forward has found them unchanged."""
 
     def forward(self, *inputs: Any, **named: Any) -> Any:
         """Call the module; where gradients are recorded, the backward will end in a sum over all ranks.
 
         Raises:
             WorkerFailedError: This rank ran out of memory, and no ``loader.step`` repeats the step.
+            UsageError: The module is not what was wrapped.
 
         """
         if not torch.is_grad_enabled():
             return self.module(*inputs, **named)
         _refuse_around()
+        if self._form is not None:
+            self._refuse_changed(self._form)
+            self._form = None
         self._reducer.arm(sync=self.require_backward_grad_sync)
         try:
             output = self.module(*inputs, **named)
@@ -100,6 +110,17 @@ class HeteroDDP(nn.Module):
         parameters are one group.
         """
         self._reducer.measure_noise(optimizers)
+
+    def _refuse_changed(self, form: "_Form") -> None:
+        self.peers.refuse_strangers()
+        norms = norms_of(self.module) if self.peers.num_ranks > 1 else ()
+        if _form_of(self.module) == form and all(norm.channel for norm in norms):
+            return
+        raise UsageError(
+            "the module has other parameters, or they are elsewhere or of another dtype, or its norms were "
+            "converted, since it was wrapped, so that no rank would sum their gradients; change, convert, "
+            "move and load it (with assign=True) before arachne.HeteroDDP"
+        )
 
     @property
     def peers(self) -> Peers:
@@ -147,6 +168,14 @@ class HeteroDDP(nn.Module):
             yield
         finally:
             self.require_backward_grad_sync = before
+
+
+_Form: TypeAlias = list[tuple[int, torch.dtype, torch.device]]
+"""Who each parameter is, and what."""
+
+
+def _form_of(module: nn.Module) -> _Form:
+    return [(id(parameter), parameter.dtype, parameter.device) for parameter in module.parameters()]
 
 
 def _agree(module: nn.Module, peers: Peers) -> None:

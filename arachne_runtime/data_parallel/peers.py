@@ -8,6 +8,12 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ..errors import UsageError
+from ..surroundings import Surroundings
+
+_MEET_FIRST = (
+    "they had not met when HeteroDDP or HeteroLoader was made; call torch.distributed.init_process_group "
+    "before it (or make the Accelerator; in Lightning, make it in train_dataloader())"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,8 +31,15 @@ class Peers:
 
     @classmethod
     def of(cls, group: dist.ProcessGroup | None = None) -> "Peers":
-        """The ranks of ``group``; default: all. Every rank calls it: GPUs get a second group, of gloo."""
+        """The ranks of ``group``; default: all. Every rank calls it: GPUs get a second group, of gloo.
+
+        Raises:
+            UsageError: Several ranks were started and have not met, or this one is not in ``group``.
+
+        """
         if not dist.is_initialized():
+            if (started := Surroundings.here().world_size) > 1:
+                raise UsageError(f"{started} processes were started, but {_MEET_FIRST}")
             return cls(0, 1, None, None)
         found = group or dist.group.WORLD
         assert found is not None
@@ -37,6 +50,11 @@ class Peers:
         control = found if "cpu" in backends else dist.new_group(ranks, backend="gloo")
         host_waits = set(backends.values()) == {dist.Backend.GLOO}
         return cls(dist.get_rank(found), len(ranks), found, control, host_waits)
+
+    def refuse_strangers(self) -> None:
+        """UsageError where this rank is taken for alone, but has met others since."""
+        if self.group is None and dist.is_initialized() and dist.get_world_size() > 1:
+            raise UsageError(f"this model or loader knows of one process only: {_MEET_FIRST}")
 
     def table(self, mine: Sequence[float]) -> "Table":
         """Start telling all ranks these numbers, as many on each."""

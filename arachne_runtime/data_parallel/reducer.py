@@ -18,6 +18,7 @@ from ..errors import UsageError
 from .accumulation import Accumulation
 from .bucket import Bucket, cut
 from .clock import Mark, clock_of
+from .likeness import refuse_unlike_values
 from .link import Failure, Link
 from .memory import MemoryWatch
 from .noise import NoiseMeter
@@ -359,6 +360,7 @@ class Reducer:
 
     def _reorder(self) -> None:
         """Order the buckets as gradients became ready on the first rank, in the first backward."""
+        refuse_unlike_values(self._parameters, self._peers)
         ready = list(dict.fromkeys(self._order or ()))
         rest = sorted(set(range(len(self._parameters))) - set(ready), reverse=True)
         order = torch.tensor([*ready, *rest], dtype=torch.int64)
