@@ -63,8 +63,8 @@ def of_loaders():
 
 
 def test_arguments_of_the_classes_that_it_stands_for_are_refused():
-    of_ddp()
-    of_loaders()
+    run_ranks(1, of_ddp)
+    run_ranks(1, of_loaders)
 
 
 def test_what_is_made_before_ranks_have_met_is_refused():
@@ -144,7 +144,7 @@ def resumed():
 
 
 def test_set_epoch_leaves_the_place_in_an_epoch_that_was_loaded():
-    resumed()
+    run_ranks(1, resumed)
 
 
 def unlike():
