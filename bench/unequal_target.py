@@ -49,8 +49,8 @@ LINKED = TargetCase(name="text-linked", shares=FOUR, task=TEXT, network=NETWORK)
 CASES = (
     LINKED,
     TargetCase(name="text", shares=FOUR, task=TEXT),
-    TargetCase(name="text-equal-linked", shares=EQUAL, task=TEXT, network=NETWORK),
     TargetCase(name="pictures", shares=FOUR, task=PICTURES),
+    TargetCase(name="text-equal-linked", shares=EQUAL, task=TEXT, network=NETWORK),
 )
 
 

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 
 import arachne_runtime as arachne
 from arachne_runtime.batch import Group, SegmentNorms, measure_noise
+from arachne_runtime.data_parallel.space import Space
 from arachne_runtime.testing import run_ranks
 from tests.unequal import Case, Wild, build, data
 
@@ -54,9 +55,34 @@ def groups_of(model):
 
 
 def divided(optimizer, parameters):
-    """What Adam divides by, in its own words."""
+    """What Adam would divide by if every gradient of a tensor were as large as its last ones on average."""
     states = [optimizer.state[p] for p in parameters]
-    return [(s["exp_avg_sq"] / (1 - 0.999 ** float(s["step"]))).sqrt() + 1e-2 for s in states]
+    found = []
+    for state in states:
+        square, step = state["exp_avg_sq"], float(state["step"])
+        usual = square.mean() / (1 - 0.999**step)
+        found.append(((0.999 * square + 0.001 * usual) / (1 - 0.999 ** (step + 1))).sqrt() + 1e-2)
+    return found
+
+
+def test_a_first_gradient_counts_as_adam_will_take_it():
+    """Of a rare token: not as divided by ε, or nothing else would be seen."""
+    rows = torch.nn.Parameter(torch.ones(4, 3, dtype=torch.float64))
+    optimizer = torch.optim.Adam([rows], 0.1, amsgrad=True)
+    rows.grad = torch.ones_like(rows)
+    rows.grad[3] = 0
+    for _ in range(20):
+        optimizer.step()
+    ((_, usual),) = Space.of([rows], [optimizer]).squared_norms([0], [rows.grad])
+    first = torch.zeros_like(rows)
+    first[3] = 1
+    ((_, square),) = Space.of([rows], [optimizer]).squared_norms([0], [first])
+    assert float(usual) == pytest.approx(9, rel=0.02)  # 9 numbers of √v̂ = 1
+    rows.grad = first
+    optimizer.step()
+    state = optimizer.state[rows]
+    v = state["exp_avg_sq"][3] / (1 - 0.999 ** float(state["step"]))
+    assert float(square) == pytest.approx(float((1 / v).sum()), rel=0.4)
 
 
 def by_adam(num_ranks):

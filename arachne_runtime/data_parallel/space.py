@@ -18,7 +18,7 @@ _ADAMS = (torch.optim.Adam, torch.optim.AdamW, torch.optim.NAdam, torch.optim.RA
 class Space:
     """For each parameter of a model the optimizer that updates it, and its group among all groups.
 
-    The divisors of Adam are those before the step's own update, so that they do not depend on its gradients.
+    The divisors of Adam are those that the step is expected to have: they must not depend on its gradients.
     What no optimizer updates, or Adam has no state of yet, is not measured.
     """
 
@@ -99,11 +99,20 @@ def _refuse_split(optimizer: torch.optim.Optimizer) -> None:
 
 
 def _divisor(adam: torch.optim.Optimizer, group: dict[str, Any], parameter: nn.Parameter) -> Tensor | None:
-    """√v̂ + ε, with the bias of v corrected as Adam does; None: there is no v yet."""
+    """√v̂ + ε, as it is expected after the step: with the tensor's mean for the gradient's own square.
+
+    The v before the step would divide by ε alone where there was no gradient yet, and the first ones of
+    rare tokens would be all that is measured. None: there is no v yet.
+    """
     state = adam.state.get(parameter)
     if not state:
         return None
-    square = state.get("max_exp_avg_sq", state["exp_avg_sq"])
-    correction = 1 - group["betas"][1] ** state["step"]  # stays on its device: no GPU is waited for
-    divisor: Tensor = (square / correction).sqrt_().add_(group["eps"])
+    decay: float = group["betas"][1]
+    before = state["exp_avg_sq"]
+    steps = state["step"]  # stays on its device: no GPU is waited for
+    typical = before.mean() / (1 - decay**steps)
+    square = before * decay + typical * (1 - decay)
+    if "max_exp_avg_sq" in state:
+        square = torch.maximum(square, state["max_exp_avg_sq"])
+    divisor: Tensor = (square / (1 - decay ** (steps + 1))).sqrt_().add_(group["eps"])
     return divisor
