@@ -106,8 +106,8 @@ class HeteroDDP(nn.Module):
         """Measure the gradient noise from the next step on, by parameter group of these optimizers.
 
         Of Adam's parameters it is that of the gradient divided as Adam is expected to divide it, by √v̂ + ε,
-        which scales each direction as the step does; readings begin after the second update. Without optimizers all
-        parameters are one group.
+        which scales each direction as the step does; readings begin after the second update. Without
+        optimizers all parameters are one group.
         """
         self._reducer.measure_noise(optimizers)
 
