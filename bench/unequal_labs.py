@@ -18,8 +18,8 @@ from launch.torchrun import run_ranks
 from .unequal_records import Found, Task, read_found, write
 
 COMPUTING = Task(width=64, layers=4, sequence=64, global_batch=128)
-LINKED = Task(width=128, layers=4, sequence=32, global_batch=64)
-NETWORK = LabNetwork(rate_Mbps=200, latency_ms=0.2)
+LINKED = Task(width=128, layers=4, sequence=16, global_batch=128)
+NETWORK = LabNetwork(rate_Mbps=200)
 
 
 def lab_of(shares: Sequence[float], network: LabNetwork | None) -> Lab:
@@ -52,25 +52,35 @@ class Case:
 FOUR = (0.8, 0.4, 0.2, 0.2)
 EIGHT = (0.48, 0.48, 0.24, 0.24, 0.12, 0.12, 0.06, 0.06)
 
+TWO_TRIALS, EIGHT_TRIALS = 8, 20
+"""Of the search: two devices have one share to move."""
+
+
+def _task(task: Task, **changes: int) -> Task:
+    return msgspec.structs.replace(task, **changes)
+
+
 QUICK = Case(
     name="4",
     shares=FOUR,
-    task=msgspec.structs.replace(
-        COMPUTING, global_batch=64, steps=2, rounds=3, trials=2, num_pairs=15, drift_steps=22
-    ),
+    task=_task(COMPUTING, global_batch=64, steps=2, rounds=3, trials=2, drift_steps=22),
 )
 CASES = (
-    Case(name="2-equal", shares=(0.9, 0.9), task=COMPUTING),
-    Case(name="2-double", shares=(0.9, 0.45), task=COMPUTING),
-    Case(name="2-eightfold", shares=(0.9, 0.1125), task=COMPUTING),
-    Case(name="4", shares=FOUR, task=msgspec.structs.replace(COMPUTING, drift_steps=40)),
-    Case(name="8", shares=EIGHT, task=msgspec.structs.replace(COMPUTING, global_batch=192)),
-    Case(name="2-linked", shares=(0.9, 0.225), task=LINKED, network=NETWORK),
+    Case(name="2-equal", shares=(0.9, 0.9), task=_task(COMPUTING, trials=TWO_TRIALS)),
+    Case(name="2-double", shares=(0.9, 0.45), task=_task(COMPUTING, trials=TWO_TRIALS)),
+    Case(name="2-eightfold", shares=(0.9, 0.1125), task=_task(COMPUTING, trials=TWO_TRIALS)),
+    Case(name="4", shares=FOUR, task=_task(COMPUTING, drift_steps=40)),
+    Case(
+        name="8",
+        shares=EIGHT,
+        task=_task(COMPUTING, sequence=32, global_batch=384, trials=EIGHT_TRIALS),
+    ),
+    Case(name="2-linked", shares=(0.9, 0.225), task=_task(LINKED, trials=TWO_TRIALS), network=NETWORK),
     Case(name="4-linked", shares=FOUR, task=LINKED, network=NETWORK),
     Case(
         name="8-linked",
         shares=EIGHT,
-        task=msgspec.structs.replace(LINKED, global_batch=128),
+        task=_task(LINKED, global_batch=256, trials=EIGHT_TRIALS),
         network=NETWORK,
     ),
 )

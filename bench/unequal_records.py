@@ -17,11 +17,11 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
     global_batch: int
     steps: int = 3
     """Of a turn, which one more precedes."""
-    rounds: int = 5
+    rounds: int = 4
     """Turns of every contestant."""
-    trials: int = 30
+    trials: int = 14
     """Splits that the search may time."""
-    num_pairs: int = 17
+    num_pairs: int = 15
     """Of our split and the best one found."""
     drift_steps: int = 0
     """Before a rank is slowed, while it is, and afterwards; 0: it is not."""

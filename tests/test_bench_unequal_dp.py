@@ -4,9 +4,12 @@ import math
 
 import pytest
 
+from arachne_runtime.errors import UnsupportedEnvironmentError
 from arachne_runtime.testing import run_ranks
+from bench import unequal_dp
 from bench.unequal_dp import off_the_best
 from bench.unequal_drift import answer
+from bench.unequal_labs import CASES
 from bench.unequal_peers import even
 from bench.unequal_records import Drift, Found, Task
 from bench.unequal_search import climb, moves
@@ -83,6 +86,28 @@ def test_a_split_is_off_the_best_where_the_interval_of_its_pairs_does_not_reach_
     assert off_the_best("x", pairs_of(*[1.0] * 5, *[1.05] * 10)).holds
     assert not off_the_best("x", pairs_of(*[1.0] * 3, *[1.05] * 12)).holds
     assert "in 15 pairs" in capsys.readouterr().out
+
+
+def test_a_lab_that_is_not_to_be_had_falls_short_and_the_others_are_judged(monkeypatch, capsys):
+    def train_on(case, folder):
+        if case.network is not None:
+            raise UnsupportedEnvironmentError("no tunnel")
+        return Found(
+            splits={"ours": (2, 1), "best": (2, 1)},
+            turns={"even DDP": [2.0], "ours": [1.0]},
+            pairs=[(1.0, 1.0)] * 15,
+            learning_steps=9,
+            rebalances=3,
+            predicted_s=1.0,
+        )
+
+    monkeypatch.setattr(unequal_dp, "train_on", train_on)
+    found = {result.name: result.holds for result in unequal_dp.lab_results(quick=False)}
+    assert {name for name, holds in found.items() if not holds} == {
+        f"{n}-linked-off-the-best" for n in (2, 4, 8)
+    }
+    assert len(found) == len(CASES) + 1
+    assert "4-linked: no tunnel" in capsys.readouterr().out
 
 
 def race_on_ranks():

@@ -205,7 +205,7 @@ class Balancer:
         best = self._model.best(total, minima, caps)
         held = self._held.get(total, even)
         surely = _surely(self._n) if held == even else _surely(self._n) / 2  # else they would come and go
-        if not self._gains(best, even, surely):
+        if best == even or not self._gains(best, even, surely):
             return even
         return held if _within(held, minima, caps) and not self._gains(best, held, 1.0) else best
 
