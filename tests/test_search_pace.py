@@ -6,13 +6,18 @@ import numpy as np
 import pytest
 
 from arachne_runtime.plan.cluster import Cluster, Network, NodeEntry
+from arachne_runtime.plan.plan import ScheduleKind
 from planner import catalog, find_plan, policy
 from planner.policy.sources import MOST_AT_ONCE
 from planner.request import Request
 from planner.search import judge
 from planner.search.batch import firsts
+from planner.search.broad import Broad
 from planner.search.columns import Completion
+from planner.search.judge import Judge
 from planner.search.pace import FIXED_S, Pace
+from planner.search.running import Running
+from planner.search.supply import Supply
 
 BUDGET_S = 0.8
 STAGE_S, SHAPE_S, PRICE_S = 5e-4, 5e-4, 5e-3
@@ -74,6 +79,30 @@ def test_a_first_plan_is_waited_for(clock):
     """Before there is a plan nothing is cut short."""
     found = find_plan(request_of_two_types(), time_budget_s=0.01, peers=(), clock=clock)
     assert found.seconds > 0.01
+
+
+def test_where_nothing_near_the_running_plan_fits_others_are_asked_before_moves(monkeypatch):
+    done = []
+
+    class Near(Running):
+        def batches(self, completion, seed):
+            done.append("near")
+            return iter(())
+
+    class Other:
+        name = "other"
+
+        def batches(self, completion, seed):
+            done.append("other")
+            return iter(())
+
+    monkeypatch.setattr(Broad, "climb", lambda *_, **__: done.append("moves"))
+    request = request_of_two_types()
+    broad = Broad(
+        Judge(request, BUDGET_S, None), Supply.of(request), ScheduleKind.ONE_F_ONE_B, (Near(), Other())
+    )
+    broad.start()
+    assert done == ["near", "other"]
 
 
 def test_a_pace_is_that_of_the_round_before():

@@ -137,8 +137,9 @@ class Broad:
         near = [s for s in self.sources if isinstance(s, Running) and self.judge.time_budget_s is not None]
         if near:
             self._ask(near)
-            self.climb()
-            self.pack()
+            if self.judge.kept:  # else what others propose is likelier to fit
+                self.climb()
+                self.pack()
         self._ask([source for source in self.sources if source not in near])
 
     def _ask(self, sources: Sequence[Source], turns: int | None = None) -> None:
