@@ -29,7 +29,7 @@ from .migration_train import LoggedChange
 from .report import Options, Result, at_least, at_most, run_bench
 
 LAYERS, GLOBAL_BATCH = 8, 4
-WIDTH, QUICK_WIDTH = 512, 256
+WIDTH, QUICK_WIDTH = 528, 264
 RATE_MBPS, QUICK_RATE_MBPS = 400.0, 800.0
 SHARE = 0.5
 """Of a core, each device: four of them on two cores."""
