@@ -72,7 +72,7 @@ def _judged(name: str, changes: list[LoggedChange], wanted: Moves) -> Iterator[R
 def lab(rate_mbps: float) -> Lab:
     """Two nodes of two devices."""
     devices = (LabDevice(name=f"{n}-{i}", node=n, share=SHARE) for n in ("left", "right") for i in range(2))
-    return Lab(device=tuple(devices), network=LabNetwork(rate_Mbps=rate_mbps, latency_ms=0.2))
+    return Lab(device=tuple(devices), network=LabNetwork(rate_Mbps=rate_mbps))
 
 
 def _changed(folder: Path, width: int) -> list[LoggedChange]:
