@@ -114,12 +114,13 @@ class Session:
     ) -> None:
         with self._open:
             self._entered = False
+            self._failed = True
             if self._checkpoints is not None:
                 self._checkpoints.close(failed=error is not None)
             if error is not None:
-                self._failed = True
                 self._annotate(error)
                 return
+            self._failed = False
             if self.world_size > 1:
                 # a group that goes while another rank still receives fails that rank
                 dist.barrier(device_ids=[self.device.index] if self.device.type == "cuda" else None)

@@ -7,51 +7,20 @@ import sys
 from pathlib import Path
 
 import pytest
-import torch
-from torch import nn
 
-import arachne_runtime as arachne
 from arachne_runtime.plan.files import write
+from bench.checkpoints_train import losses, told
 from launch.failure import Failure, RanksFailedError, Report
 from launch.restarts import with_restarts
 from tests.test_session import LITTLE
 
 ROOT = Path(__file__).parents[1]
-SCRIPT = """
-import json, os, signal, sys
-from pathlib import Path
-import torch
-from torch import nn
-import arachne_runtime as arachne
-
-folder, deaths = Path(sys.argv[1]), json.loads(sys.argv[2])
-with arachne.Session() as session:
-    engine = session.engine(
-        lambda: nn.Sequential(nn.Linear(2, 4), nn.ReLU(), nn.Linear(4, 1)),
-        optimizer=lambda p: torch.optim.AdamW(p, lr=1e-2),
-        loss=lambda output, batch: output.square().mean(),
-    )
-    session.checkpoints(folder / "checkpoints", every=2)
-    for batch in session.batches(torch.arange(20.0).view(10, 2), global_batch=4, epochs=3):
-        died = folder / f"died-{engine.num_steps}"
-        if deaths.get(str(engine.num_steps)) == session.rank and not died.exists():
-            died.touch()
-            os.kill(os.getpid(), signal.SIGKILL)
-        report = engine.step(batch)
-        session.print("loss", report.step, repr(report.loss))
-"""
-
-
-def losses(text: str) -> list[tuple[int, float]]:
-    found = (line.split("loss ", 1)[1].split() for line in text.splitlines() if "loss " in line)
-    return [(int(step), float(loss)) for step, loss in found]
 
 
 def run(folder: Path, deaths: dict[int, int], *options: str) -> subprocess.CompletedProcess[str]:
     """A job of two ranks, of which one is killed before each step of ``deaths``, once."""
     write(LITTLE, folder / "plan.json")
-    (folder / "train.py").write_text(SCRIPT)
-    script = ["--", str(folder / "train.py"), str(folder), json.dumps(deaths)]
+    script = ["--", "-m", "bench.checkpoints_train", folder, json.dumps(deaths)]
     return arachne_run(folder / "plan.json", *options, *script)
 
 
@@ -61,25 +30,14 @@ def arachne_run(*words: object) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=220, env=variables, check=False)
 
 
-def undisturbed() -> list[float]:
-    with arachne.Session(device="cpu") as session:
-        engine = session.engine(
-            lambda: nn.Sequential(nn.Linear(2, 4), nn.ReLU(), nn.Linear(4, 1)),
-            optimizer=lambda p: torch.optim.AdamW(p, lr=1e-2),
-            loss=lambda output, batch: output.square().mean(),
-        )
-        batches = session.batches(torch.arange(20.0).view(10, 2), global_batch=4, epochs=3)
-        return [engine.step(batch).loss for batch in batches]
-
-
 @pytest.mark.timeout(240)
 def test_a_killed_worker_costs_the_steps_since_the_last_checkpoint(tmp_path):
     done = run(tmp_path, {3: 1, 6: 0}, "--max-restarts", "2")
     assert done.returncode == 0, done.stderr
     assert done.stderr.count("killed by signal 9 (SIGKILL)") == 2
     assert "restart 2 of 2" in done.stderr
-    expected, found = undisturbed(), losses(done.stdout)
-    assert [step for step, _ in found] == [0, 1, 2, 2, 3, 4, 5, 6, 7, 8]
+    expected, found = dict(losses(None, {})), told(done.stdout)
+    assert [step for step, _ in found] == [0, 1, 2, 2, *range(3, 12)]
     assert [loss for _, loss in found] == pytest.approx([expected[step] for step, _ in found], rel=1e-5)
 
 

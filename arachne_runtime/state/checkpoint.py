@@ -120,14 +120,14 @@ class Snapshot:
     job: JobState
 
     @classmethod
-    def of(cls, engine: Engine) -> "Snapshot":
-        """Of what this rank owns, between two steps."""
+    def of(cls, engine: Engine, *, copies: bool) -> "Snapshot":
+        """Of what this rank owns, between two steps; without ``copies`` good until the next one begins."""
         found: dict[tuple[str, str], SavedTensor] = {}
         values: dict[str, Tensor] = {}
         rank = engine.places[0].rank
         for held, part in parts_to_write(engine):
             entry = f"{len(values)} {held.name} {held.key}".rstrip()
-            values[entry] = _on_host(cut_out(part, held.tensor, held.part), held.tensor)
+            values[entry] = _on_host(cut_out(part, held.tensor, held.part), held.tensor, copies)
             known = found.setdefault((held.name, held.key), _saved(held))
             runs = tuple(tuple((run.start, run.stop) for run in each) for each in part)
             piece = Piece(part=runs, rank=rank, entry=entry, sha256="")
@@ -224,10 +224,12 @@ def load(engine: Engine, folder: Path) -> Manifest:
     return manifest
 
 
-def _on_host(value: Tensor, held: Tensor) -> Tensor:
-    """In memory of its own, which the next step does not write to."""
+def _on_host(value: Tensor, held: Tensor, copies: bool) -> Tensor:
+    """In memory of its own: what is a part of another tensor safetensors would not write."""
     found = value.cpu()
-    if found.untyped_storage().data_ptr() == held.untyped_storage().data_ptr():
+    memory = found.untyped_storage()
+    is_part = memory.nbytes() != found.nbytes
+    if is_part or (copies and memory.data_ptr() == held.untyped_storage().data_ptr()):
         return found.clone(memory_format=torch.contiguous_format)
     return found.contiguous()
 

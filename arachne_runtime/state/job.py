@@ -111,7 +111,7 @@ def restore_job(engine: Engine, job: JobState) -> None:
         UsageError: Parameters of one group had unlike settings when they were saved.
 
     """
-    engine.num_steps = job.num_steps
+    engine.num_steps = engine.first_step = job.num_steps
     if engine.scale is not None and job.loss_scale is not None:
         engine.scale.value, engine.scale.num_fine = job.loss_scale
     _restore_groups(engine, job)

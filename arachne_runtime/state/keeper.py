@@ -109,7 +109,7 @@ class Checkpoints:
             UsageError: The ranks do not share the folder.
 
         """
-        if (writing := self._begin()) is not None:
+        if (writing := self._begin(copies=False)) is not None:
             writing.write()
             self._agree(writing)
             if self._is_first:
@@ -133,7 +133,7 @@ class Checkpoints:
             return
         if not self._policy.background:
             self.save()
-        elif (writing := self._begin()) is not None:
+        elif (writing := self._begin(copies=True)) is not None:
             self._writing = writing
             writing.start(self._policy.timeout_s, self._publish if self._is_first else None)
 
@@ -155,7 +155,7 @@ class Checkpoints:
     def _folder_of(self, num_steps: int) -> Path:
         return self._policy.folder / f"{_STEP}{num_steps:08d}"
 
-    def _begin(self) -> "_Writing | None":
+    def _begin(self, *, copies: bool) -> "_Writing | None":
         """Copy the state; None where it is on the disk already."""
         self.wait()
         num_steps = self._engine.num_steps
@@ -165,7 +165,7 @@ class Checkpoints:
         (number,) = _told(self._engine, [time.time_ns()])
         attempt = final.with_name(f"{ATTEMPT}{final.name}-{number}")
         attempt.mkdir(parents=True, exist_ok=True)
-        return _Writing(Snapshot.of(self._engine), attempt, final, self._positions())
+        return _Writing(Snapshot.of(self._engine, copies=copies), attempt, final, self._positions())
 
     def _agree(self, writing: "_Writing") -> None:
         """UnsupportedEnvironmentError, or its own error, on every rank where one failed."""
