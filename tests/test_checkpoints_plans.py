@@ -1,14 +1,17 @@
 """A checkpoint loads into any other plan exactly, on real ranks, and training goes on at the next sample."""
 
 import random
+import re
 from functools import partial
 from pathlib import Path
 
+import msgspec
 import pytest
 import torch
 
 import arachne_runtime as arachne
 from arachne_runtime.errors import WorkerFailedError
+from arachne_runtime.plan.plan import Pipeline, Plan
 from arachne_runtime.state import keeper
 from arachne_runtime.state.holdings import holdings, scalars
 from arachne_runtime.testing import run_ranks
@@ -16,6 +19,7 @@ from bench import exactness_plans
 from bench.cases import SEQUENCE, VOCABULARY, WIDTH, Case
 from bench.exactness_tensor import BLOCKS
 from tests.test_holdings import drawn, joined, optimizer, same
+from tests.test_session import LITTLE, make_engine, stage
 
 MOST_ROWS = 20
 
@@ -135,3 +139,52 @@ def test_a_folder_that_ranks_do_not_share_is_told(tmp_path):
     first, *others = run_ranks(len(case.plan.devices), not_shared, tmp_path, case)
     assert "the ranks do not share this folder" in first
     assert all("another rank could not write its part" in told for told in others)
+
+
+SWAPPED = msgspec.structs.replace(
+    LITTLE,
+    pipelines=(Pipeline(micro_batches=2, micro_batch=2, stages=(stage(0, 2, b0=2), stage(2, 3, a0=2))),),
+)
+"""The same devices the other way round: the process of rank 0 becomes rank 1."""
+
+
+def little(folder: Path, last: int, other: Plan | None = None) -> tuple[list[float], float]:
+    """Losses until ``last`` steps are done, the first by LITTLE and the others by another plan; a draw."""
+    with arachne.Session(LITTLE, device="cpu") as session:
+        engine = make_engine(session)
+        torch.manual_seed(session.rank)
+        session.checkpoints(folder, every=1)
+        losses = []
+        for batch in session.batches(torch.arange(40.0).view(20, 2) / 40, global_batch=4):
+            if other is not None and engine.num_steps == 1:
+                session.replan(other)
+            if engine.num_steps == last:
+                break
+            losses.append(engine.step(batch).loss)
+        return losses, float(torch.rand(()))
+
+
+def test_a_checkpoint_after_a_change_of_plan_loads_into_the_first_one(tmp_path):
+    whole = run_ranks(2, little, tmp_path / "whole", 5)
+    first = run_ranks(2, little, tmp_path / "changed", 3, SWAPPED)
+    rest = run_ranks(2, little, tmp_path / "changed", 5)
+    for before, after, expected in zip(first, rest, whole, strict=True):
+        assert len(after[0]) == 2
+        assert before[0] + after[0] == pytest.approx(expected[0], rel=1e-5)
+
+
+def test_ranks_that_draw_unlike_numbers_get_their_own_back(tmp_path):
+    first = run_ranks(2, little, tmp_path, 3)
+    again = run_ranks(2, little, tmp_path, 3)
+    assert [draw for _, draw in again] == [draw for _, draw in first]
+    assert first[0][1] != first[1][1]
+
+
+def test_the_page_is_what_a_script_says(tmp_path, monkeypatch):
+    page = (Path(__file__).parents[1] / "docs" / "checkpoints.md").read_text()
+    (code,) = re.findall(r"^```python\n(.*?)^```", page, flags=re.DOTALL | re.MULTILINE)
+    monkeypatch.chdir(tmp_path)
+    names = {"arachne": arachne, "make_engine": make_engine, "dataset": torch.ones(1024, 2)}
+    exec(code.replace("session.engine(...)", "make_engine(session)").replace("every=100", "every=2"), names)
+    assert names["engine"].num_steps == 6
+    assert sorted(path.name for path in (tmp_path / "runs/one").glob("step-*"))[-1] == "step-00000006"
