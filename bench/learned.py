@@ -147,9 +147,10 @@ def said(record: Record) -> str:
     """A record in a line."""
     if isinstance(record, Planned):
         quality = ", ".join(f"{q:.4f}" for q in record.qualities) or "not refined"
+        default = ", ".join(f"{v:.4g}" for v in record.default_samples_per_s) or "not asked"
         seconds = ", ".join(f"{s:.2f}" for s in record.cpu_s)
         peer = f"{record.over_peer:.3f} x {record.peer}" if record.peer else "peers not asked"
-        return f"{record.samples_per_s[0]:.4g}/s in {seconds} s; {quality}; {peer}"
+        return f"{record.samples_per_s[0]:.4g}/s in {seconds} s; {quality}; {peer}; by default {default}/s"
     assert isinstance(record, Contest)
     return f"{record.sort.words}; best {record.best:.4g}/s"
 

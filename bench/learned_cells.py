@@ -1,4 +1,4 @@
-"""The planner with its policy on one problem: seconds, replanning, a long refinement, the best peer."""
+"""The planner as it ships on one problem: seconds, replanning, a long refinement, the best peer."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -15,6 +15,9 @@ from planner.search import Found, Source
 
 PLANNING_S, LONGER_PLANNING_S = 0.4, 2.7
 """Budget of planning up to ``MIDDLE_DEVICES``, and beyond: what is wanted is 0.5 s and 3 s, all in all."""
+
+DEFAULT_S = 5.0
+"""Budget of `arachne plan` and `planner.find_plan` where none is given; the policy comes after all moves."""
 
 REPLANNING_S = 0.14
 """Budget after one node's change; wanted is 0.2 s, all in all."""
@@ -38,6 +41,8 @@ class Effort:
     """CPU time of the long refinement, 0 for none."""
     peers_s: float
     """CPU time of each peer, 0 for none."""
+    default_s: float = DEFAULT_S
+    """Budget of the second kind of run, which asks the peers too, as it ships; 0 for none."""
     replans: bool = True
 
 
@@ -48,6 +53,10 @@ def planned(
     request = problem.request()
     budget_s = PLANNING_S if len(request.cluster.devices) <= MIDDLE_DEVICES else LONGER_PLANNING_S
     runs = [searched(problem.request(), budget_s=budget_s, sources=None, seed=seed) for seed in effort.seeds]
+    defaults = [
+        searched(problem.request(), budget_s=effort.default_s, sources=None, seed=seed, peers=PEERS)
+        for seed in (effort.seeds if effort.default_s else ())
+    ]
     replans = list(_replans(problem, runs[0].found, budget_s)) if effort.replans else []
     refinement = refined(problem.request(), effort.refined_s, every_source)
     peer = known_peer or (_best_peer(request, effort.peers_s) if effort.peers_s else NO_PEER)
@@ -56,6 +65,8 @@ def planned(
         sort=sort_of(request),
         cpu_s=tuple(run.cpu_s for run in runs),
         samples_per_s=tuple(run.samples_per_s for run in runs),
+        default_cpu_s=tuple(run.cpu_s for run in defaults),
+        default_samples_per_s=tuple(run.samples_per_s for run in defaults),
         replan_cpu_s=tuple(seconds for seconds, _ in replans),
         replan_share=tuple(share for _, share in replans),
         refined_s=refinement.cpu_s,

@@ -32,7 +32,7 @@ class Contestant:
 
     name: str
     sources: tuple[Source, ...] | None
-    """Where templates come from; None: what the search takes when nothing is said."""
+    """Where templates come from; None: the usual ones with the policy among them."""
     counted: Source | None = None
     """Its proposals without end, where evaluations are counted."""
     fine: bool = False

@@ -140,7 +140,12 @@ def priced(plan: Plan, request: Request) -> float:
 def timed(request: Request, contestant: Contestant, *, seed: int, budget_s: float) -> Timed:
     """What a contestant finds in a budget of CPU time; ``request`` remembers nothing yet."""
     search = searched(
-        request, budget_s=budget_s, sources=contestant.sources, seed=seed, steps=contestant.steps
+        request,
+        budget_s=budget_s,
+        sources=contestant.sources,
+        learned=contestant.sources is None,
+        seed=seed,
+        steps=contestant.steps,
     )
     return Timed(
         contestant=contestant.name,

@@ -125,7 +125,7 @@ class Contest(Record, frozen=True, kw_only=True):
 
 
 class Planned(Record, frozen=True, kw_only=True):
-    """The planner with its policy on one problem, against a long refinement and the peers."""
+    """The planner as it ships on one problem, against a long refinement and the peers."""
 
     problem: str
     sort: Sort
@@ -133,6 +133,9 @@ class Planned(Record, frozen=True, kw_only=True):
     """Of planning, by seed."""
     samples_per_s: tuple[float, ...]
     """Of the plan, by seed; 0 where none was found."""
+    default_cpu_s: tuple[float, ...] = ()
+    """Of planning in the budget that is there by default, with peers; empty where that was not measured."""
+    default_samples_per_s: tuple[float, ...] = ()
     replan_cpu_s: tuple[float, ...] = ()
     """After a node has gone, and after one more has come than there were; of the first seed; empty where that
     was not measured."""
@@ -149,13 +152,29 @@ class Planned(Record, frozen=True, kw_only=True):
     @property
     def qualities(self) -> tuple[float, ...]:
         """Parts of the best plan known, by seed; empty without a long refinement."""
-        best = max(self.refined, *self.samples_per_s)
-        return tuple(value / best for value in self.samples_per_s) if self.refined and best else ()
+        return self._parts(self.samples_per_s)
+
+    @property
+    def default_qualities(self) -> tuple[float, ...]:
+        """The same in the budget that is there by default."""
+        return self._parts(self.default_samples_per_s)
+
+    def _parts(self, found: tuple[float, ...]) -> tuple[float, ...]:
+        best = max(self.refined, *self.samples_per_s, *self.default_samples_per_s)
+        return tuple(value / best for value in found) if self.refined and best else ()
 
     @property
     def over_peer(self) -> float:
         """The worst seed's throughput over the best peer's; ``inf`` where no peer has a plan."""
-        return min(self.samples_per_s) / self.peer_samples_per_s if self.peer_samples_per_s else inf
+        return self._over_peer(self.samples_per_s)
+
+    @property
+    def default_over_peer(self) -> float:
+        """The same in the budget that is there by default."""
+        return self._over_peer(self.default_samples_per_s)
+
+    def _over_peer(self, found: tuple[float, ...]) -> float:
+        return min(found) / self.peer_samples_per_s if self.peer_samples_per_s else inf
 
 
 class _File(Record, frozen=True, kw_only=True):

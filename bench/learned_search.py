@@ -31,11 +31,12 @@ def searched(
     *,
     budget_s: float,
     sources: Sequence[Source] | None,
+    learned: bool = False,
     seed: int = 0,
     peers: Sequence[Strategy] = (),
     steps: Collection[Step] = tuple(Step),
 ) -> Searched:
-    """``sources``: None for the search's usual ones with the policy.
+    """``sources``: None for the search as it ships; or, if ``learned``, with the policy from the start.
 
     CPU time of the whole process, so that a library's other threads count.
     """
@@ -48,7 +49,7 @@ def searched(
             time_budget_s=budget_s,
             peers=peers,
             sources=sources,
-            learned=sources is None,
+            learned=learned,
             clock=time.process_time,
             steps=steps,
         )

@@ -164,10 +164,27 @@ def planned(records: Sequence[Planned]) -> Iterator[Result]:
     yield at_most(
         "learned-replan", worst, "s CPU", 0.2, each=replans, share_of_planning_anew=quartiles(parts)
     )
-    yield from _qualities("learned-quality", records, 0.995, 0.98)
-    over = {r.problem: r.over_peer for r in records if r.peer}
+    yield from _against("learned", records, lambda record: record.qualities, lambda record: record.over_peer)
+    if later := [r for r in records if r.default_samples_per_s]:
+        yield from _against(
+            "learned-default",
+            later,
+            lambda record: record.default_qualities,
+            lambda record: record.default_over_peer,
+        )
+
+
+def _against(
+    name: str,
+    records: Sequence[Planned],
+    qualities: Callable[[Planned], tuple[float, ...]],
+    over_peer: Callable[[Planned], float],
+) -> Iterator[Result]:
+    """The long refinement and the best peer."""
+    yield from _qualities(f"{name}-quality", records, qualities, 0.995, 0.98)
+    over = {r.problem: over_peer(r) for r in records if r.peer}
     yield at_least(
-        "learned-over-best-peer",
+        f"{name}-over-best-peer",
         min(over.values(), default=float("nan")),
         "times, in the worst cell",
         1 - EQUAL,
@@ -177,13 +194,21 @@ def planned(records: Sequence[Planned]) -> Iterator[Result]:
 
 def unseen(records: Sequence[Planned]) -> Iterator[Result]:
     """Device types and a model family that training never saw."""
-    yield from _qualities("learned-quality-unseen", records, 0.98, None)
+    yield from _qualities("learned-quality-unseen", records, lambda record: record.qualities, 0.98, None)
+    if later := [r for r in records if r.default_samples_per_s]:
+        yield from _qualities(
+            "learned-default-quality-unseen", later, lambda record: record.default_qualities, 0.98, None
+        )
 
 
 def _qualities(
-    name: str, records: Sequence[Planned], wanted_median: float, wanted_worst: float | None
+    name: str,
+    records: Sequence[Planned],
+    qualities: Callable[[Planned], tuple[float, ...]],
+    wanted_median: float,
+    wanted_worst: float | None,
 ) -> Iterator[Result]:
-    each = {r.problem: r.qualities for r in records if r.qualities}
+    each = {r.problem: qualities(r) for r in records if qualities(r)}
     number = min((len(found) for found in each.values()), default=0)
     found = BySeed(tuple(median(q[i] for q in each.values()) for i in range(number)))
     unit = "of the long refinement, in the"

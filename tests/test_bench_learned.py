@@ -1,5 +1,6 @@
 """The policy's benchmark: what it concludes from records, how it counts evaluations, how it goes on."""
 
+from inspect import signature
 from math import inf
 from pathlib import Path
 from types import SimpleNamespace
@@ -8,10 +9,12 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
+from arachne_runtime.errors import NoFeasiblePlanError
 from arachne_runtime.plan.cluster import Cluster, Network, NodeEntry
 from bench import learned_cells as cells
-from bench import learned_curves, learned_units
+from bench import learned_curves, learned_search, learned_units
 from bench.learned_cells import Effort
+from bench.learned_contestants import Contestant
 from bench.learned_curves import Trial, curve, distinct
 from bench.learned_pictures import draw
 from bench.learned_problems import one_node_less, one_node_more
@@ -34,7 +37,8 @@ from bench.learned_units import known_peer
 from bench.learned_verdicts import contested, enough, planned, unseen
 from bench.planners import code
 from bench.planners_records import Figures, Record, write
-from planner import catalog
+from launch.verbs.plan import command as plan_verb
+from planner import catalog, find_plan
 from planner.exhaustive import Limits, random_request
 from planner.peers import PEERS
 from planner.request import Request
@@ -149,7 +153,7 @@ def test_the_ablation_has_a_row_for_each_variant_that_was_measured():
 
 
 def cell(
-    quality=(1.0,), cpu_s=(0.3,), peer=0.5, replan=(0.1,), num_devices=64, refined=10.0, name="c"
+    quality=(1.0,), cpu_s=(0.3,), peer=0.5, replan=(0.1,), num_devices=64, refined=10.0, name="c", default=()
 ) -> Planned:
     sort = Sort(num_devices=num_devices, num_types=2, mixed_nodes=False, experts=False)
     return Planned(
@@ -157,6 +161,8 @@ def cell(
         sort=sort,
         cpu_s=cpu_s,
         samples_per_s=tuple(10 * q for q in quality),
+        default_cpu_s=(5.0,) * len(default),
+        default_samples_per_s=tuple(10 * q for q in default),
         replan_cpu_s=replan,
         replan_share=(1.0,) * len(replan),
         refined_s=60.0 if refined else 0.0,
@@ -178,6 +184,39 @@ def test_planning_replanning_quality_and_peers():
         (cell((1.0, 0.4), peer=0.5), "learned-over-best-peer"),
     ):
         assert not verdict(planned([*good, bad]))[name][1], name
+
+
+def test_what_is_planned_by_default_is_judged_beside_what_is_planned_at_once():
+    found = verdict(planned([cell((0.9,), default=(0.999,)), cell((0.8,), default=(0.997,), name="d")]))
+    assert found["learned-quality-median"] == (pytest.approx(0.85), False)
+    assert found["learned-default-quality-median"] == (pytest.approx(0.998), True)
+    assert found["learned-default-quality-worst"] == (pytest.approx(0.997), True)
+    assert found["learned-default-over-best-peer"][1]
+    below = verdict(planned([cell(default=(0.4,), peer=0.5)]))
+    assert not below["learned-default-over-best-peer"][1]
+    assert cell((0.5,), default=(2.0,)).qualities == (0.25,)  # the best known plan, whoever found it
+    assert verdict(unseen([cell((0.5,), default=(0.99,))]))["learned-default-quality-unseen-median"][1]
+
+
+def test_a_search_is_judged_as_it_ships(monkeypatch):
+    """The policy after all moves; with it from the start only where that is asked for."""
+    asked = []
+
+    def ships(request, **how):
+        asked.append((how["sources"], how["learned"]))
+        raise NoFeasiblePlanError("none")
+
+    monkeypatch.setattr(learned_search, "find_plan", ships)
+    request = Pair().request()
+    learned_search.searched(request, budget_s=0.1, sources=None)
+    for contestant in (Contestant(name=TOGETHER, sources=None), Contestant(name=LEARNED, sources=())):
+        learned_curves.timed(request, contestant, seed=0, budget_s=0.1)
+    assert asked == [(None, False), (None, True), ((), False)]
+
+
+def test_the_default_budget_is_that_of_the_planner_and_its_verb():
+    for shipped, name in ((find_plan, "time_budget_s"), (plan_verb, "time_budget")):
+        assert signature(shipped).parameters[name].default == cells.DEFAULT_S
 
 
 def test_a_plan_that_was_not_refined_shows_no_quality():
@@ -269,9 +308,12 @@ class Pair:
         )
 
 
+BRIEF = Effort(seeds=(0,), refined_s=0, peers_s=0, replans=False, default_s=0)
+
+
 def test_one_problem_is_planned_replanned_refined_and_compared(monkeypatch):
     monkeypatch.setattr(cells, "PLANNING_S", 0.15)
-    effort = Effort(seeds=(0, 1), refined_s=0.4, peers_s=0.05)
+    effort = Effort(seeds=(0, 1), refined_s=0.4, peers_s=0.05, default_s=0.5)
     found = cells.planned(Pair(), effort, (Enumeration(),))
     assert len(found.cpu_s) == len(found.samples_per_s) == len(found.replan_cpu_s) == 2
     assert found.sort == Sort(num_devices=8, num_types=2, mixed_nodes=False, experts=False)
@@ -279,7 +321,9 @@ def test_one_problem_is_planned_replanned_refined_and_compared(monkeypatch):
     assert 0.5 < min(found.qualities) <= max(found.qualities) <= 1
     assert found.peer
     assert found.over_peer > 0.9
-    known = cells.planned(Pair(), Effort(seeds=(0,), refined_s=0, peers_s=0, replans=False), (), (9.0, "amp"))
+    assert len(found.default_cpu_s) == len(found.default_qualities) == 2
+    assert min(found.default_over_peer, *found.default_qualities) > 0.9
+    known = cells.planned(Pair(), BRIEF, (), (9.0, "amp"))
     assert (known.peer, known.peer_samples_per_s, known.qualities) == ("amp", 9.0, ())
 
 
