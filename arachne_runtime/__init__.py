@@ -24,6 +24,7 @@ if TYPE_CHECKING:
         NoFeasiblePlanError,
         NonFiniteGradientError,
         NotMeasuredError,
+        ReplanError,
         UnsupportedEnvironmentError,
         UnsupportedPlanError,
         UsageError,
@@ -48,6 +49,7 @@ if TYPE_CHECKING:
     from .plan.plan import Pipeline, Plan, Replica, ScheduleKind, Stage
     from .plan.profile import Profile
     from .session import Session
+    from .state.changes import PlanChange
 
 __version__ = "0.1.0"
 
@@ -70,8 +72,10 @@ __all__ = [
     "NotMeasuredError",
     "Pipeline",
     "Plan",
+    "PlanChange",
     "Profile",
     "Recipe",
+    "ReplanError",
     "Replica",
     "Rowwise",
     "ScheduleKind",
@@ -133,6 +137,7 @@ _NAMES = {
     ".plan.plan": ("Pipeline", "Plan", "Replica", "ScheduleKind", "Stage"),
     ".plan.profile": ("Profile",),
     ".session": ("Session",),
+    ".state.changes": ("PlanChange",),
 }
 _HOME = {name: module for module, names in _NAMES.items() for name in names}
 

@@ -236,8 +236,7 @@ class Session:
         What fails is warned of, and the training goes on by the plan that it had.
 
         Args:
-            source: Returns a plan, or None while there is none; or a file, which is read when it has changed.
-                Only the ranks that call this look.
+            source: Returns a plan, or None; or a file, which is read when it changes. Who calls this looks.
 
         """
         changes = self._change()
@@ -393,9 +392,8 @@ class Session:
         """Say which rank an error leaves, unless the engine has said so."""
         if self.plan is None or any(note.startswith("rank ") for note in getattr(error, "__notes__", ())):
             return
-        plan = self._engine.plan if self._engine is not None else self.plan
-        place = self._engine.places[0] if self._engine is not None else places_of(plan, self.rank)[0]
-        first, stop = holding(plan, place)[1].layers
+        place = self._engine.places[0] if self._engine is not None else places_of(self.plan, self.rank)[0]
+        first, stop = holding(self.plan, place)[1].layers
         error.add_note(
             f"rank {self.rank} of {self.world_size} ({place.device}), stage {place.stage} of pipeline "
             f"{place.pipeline}, blocks {first}:{stop}"

@@ -393,9 +393,7 @@ class Engine:
 
     def _refuse_closed(self) -> None:
         if not self._is_open:
-            raise UsageError(
-                "the engine is closed, since its session has ended: train inside its `with` block"
-            )
+            raise UsageError("the engine is closed, since its session has ended; train in its `with` block")
 
     def _told(self, where: str, stage: int | None = None) -> AbstractContextManager[None]:
         return told(self.places, where, self.num_steps, stage)
