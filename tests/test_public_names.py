@@ -7,13 +7,12 @@ import arachne_runtime.plan
 import planner
 
 RUNTIME = """
-AdaptiveBatch ArachneError Cluster Colwise Engine EvaluationReport HeteroDDP HeteroLoader
-InvalidFileError MoE ModelError
-ModelParts ModelSpec NoFeasiblePlanError NonFiniteGradientError NotMeasuredError Pipeline Plan PlanChange
-Profile Recipe ReplanError Replica Rowwise ScheduleKind Session Stage StepBatch StepReport UnsupportedEnvironmentError
-UnsupportedPlanError UsageError WorkerFailedError Workload __version__ add_loss causal_lm_loss
-causal_lm_tokens convert_batch_norm evaluate extra_losses huggingface pipelined read_cluster read_model
-read_plan read_profile split_optimizer vocabulary_parallel vocabulary_parallel_cross_entropy
+AdaptiveBatch ArachneError Cluster Colwise Engine EvaluationReport HeteroDDP HeteroLoader InvalidFileError
+MoE ModelError ModelParts ModelSpec NoFeasiblePlanError NonFiniteGradientError NotMeasuredError Pipeline
+Plan PlanChange Profile Recipe ReplanError Replica Rowwise ScheduleKind Session Stage StepBatch StepReport
+UnsupportedEnvironmentError UnsupportedPlanError UsageError WorkerFailedError Workload __version__ add_loss
+causal_lm_loss causal_lm_tokens convert_batch_norm evaluate extra_losses huggingface pipelined read_cluster
+read_model read_plan read_profile split_optimizer vocabulary_parallel vocabulary_parallel_cross_entropy
 """
 NOUNS = """
 Action BlockSpec BlockTiming Cluster Cost Document Line LinkPoint LinkScope LinkTiming MadeBy ModelSpec
