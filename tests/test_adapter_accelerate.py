@@ -10,10 +10,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import arachne_runtime as arachne
+from arachne_runtime.data.order import GlobalOrder
 from arachne_runtime.errors import UnsupportedEnvironmentError, UsageError
 from arachne_runtime.testing import run_ranks
 from tests.adapters import as_torchrun_starts, train_alone, wild
-from tests.unequal import Net, data, gap, values
+from tests.unequal import ROWS, Net, data, gap, values
 
 needs_accelerate = pytest.mark.skipif(find_spec("accelerate") is None, reason="accelerate is not installed")
 ACCUMULATE = 2
@@ -35,7 +36,7 @@ def forget_states() -> None:
     GradientState._reset_state()
 
 
-def train() -> tuple[dict[str, Tensor], str]:
+def train() -> tuple[dict[str, Tensor], str, list[int]]:
     from arachne_runtime.adapters.accelerate import HeteroAccelerator
 
     with as_torchrun_starts():
@@ -44,8 +45,10 @@ def train() -> tuple[dict[str, Tensor], str]:
         inner = net()
         optimizer = torch.optim.AdamW(inner.parameters(), 0.01)
         model, optimizer, loader = accelerator.prepare(inner, optimizer, loader)
+        gathered = []
         for _ in range(2):
             for x, y in loader:
+                gathered += accelerator.gather_for_metrics({"y": y})["y"].tolist()
                 with accelerator.accumulate(model):
                     accelerator.backward(F.cross_entropy(model(x), y))
                     if accelerator.sync_gradients:
@@ -54,8 +57,13 @@ def train() -> tuple[dict[str, Tensor], str]:
                     optimizer.zero_grad()
         assert accelerator.unwrap_model(model) is inner
         kind = type(model).__name__
+        assert type(accelerator.prepare(arachne.HeteroDDP(net()))).__name__ == "HeteroDDP"
+        batches = iter(loader)
+        next(batches)
+        with pytest.raises(UsageError, match="rows of the batch"):
+            accelerator.gather_for_metrics(torch.ones(ROWS))
         forget_states()
-    return values(inner), kind
+    return values(inner), kind, gathered
 
 
 @needs_accelerate
@@ -66,8 +74,10 @@ def test_it_trains_like_one_process():
     train_alone(
         model, optimizer, data(), mean_loss, global_batch=5, epochs=2, accumulate=ACCUMULATE, clip=0.3
     )
-    for found, kind in run_ranks(3, train):
+    order = GlobalOrder(num_samples=ROWS, global_batch=5)
+    for found, kind, gathered in run_ranks(3, train):
         assert kind == "HeteroDDP"
+        assert gathered == [int(data()[i][1]) for epoch in (0, 1) for i in order.at(epoch, range(ROWS))]
         assert gap(found, values(model)) < 1e-9
 
 

@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.data import DataLoader
 
 from arachne_runtime.errors import UsageError
 from arachne_runtime.testing import run_ranks
@@ -201,8 +202,86 @@ def refused(folder: str, case: Case, others: dict[str, Any]) -> str:
         ({"average_tokens_across_devices": False}, "average_tokens_across_devices"),
         ({"train_sampling_strategy": "group_by_length"}, "order of its own"),
         ({"auto_find_batch_size": True}, "auto_find_batch_size"),
+        ({"accelerator_config": {"split_batches": True}}, "split_batches"),
     ],
 )
 def test_settings_that_are_not_exact_are_refused(others, told, tmp_path):
     case = Case(words=True, rows_a_rank=1, accumulate=1)
     assert all(told in text for text in run_ranks(2, refused, str(tmp_path), case, others))
+
+
+def own_loss(trainer: Any, model: nn.Module, inputs: Any, *_: Any, **named: Any) -> Tensor:
+    """A mean over this rank's own tokens."""
+    logits = model(input_ids=inputs["input_ids"]).logits[:, :-1].flatten(0, 1)
+    return F.cross_entropy(logits, inputs["labels"][:, 1:].flatten(), ignore_index=-100)
+
+
+OVERRIDES = {
+    "_get_train_sampler": lambda *_: None,
+    "get_train_dataloader": lambda trainer: DataLoader(trainer.train_dataset),
+    "compute_loss": own_loss,
+}
+
+
+def overridden(folder: str, case: Case, name: str, num_items: Any) -> tuple[dict[str, Tensor], str]:
+    from arachne_runtime.adapters.transformers import HeteroTrainer
+
+    class WithWildShares(HeteroTrainer):
+        def get_train_dataloader(self) -> Any:
+            batches = super().get_train_dataloader()
+            wild(batches.loader)
+            return batches
+
+    kind = type("Trainer", (WithWildShares,), {name: OVERRIDES[name]})
+    with as_torchrun_starts():
+        model = model_of(case)
+        optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
+        try:
+            trainer = kind(
+                model,
+                arguments_of(folder, case),
+                train_dataset=dataset(case),
+                optimizers=(optimizer, None),
+                num_items=num_items,
+            )
+            trainer.train()
+        except UsageError as error:
+            return {}, str(error)
+        finally:
+            forget_states()
+    return values(model), ""
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("_get_train_sampler", "_get_train_sampler"),
+        ("get_train_dataloader", "get_train_dataloader gave a DataLoader"),
+        ("compute_loss", "num_items"),
+    ],
+)
+def test_overrides_that_would_be_passed_over_are_refused(name, told, tmp_path):
+    case = Case(words=True, rows_a_rank=2, accumulate=1)
+    assert all(told in text for _, text in run_ranks(2, overridden, str(tmp_path), case, name, None))
+
+
+def count_tokens(batch: Any) -> int:
+    return int((batch["labels"][:, 1:] != -100).sum())
+
+
+def test_a_loss_of_its_own_is_exact_where_it_says_over_what_it_is_the_mean(tmp_path):
+    num_ranks, case = CASES["tokens of all ranks"]
+    model = model_of(case)
+    train_alone(
+        model,
+        torch.optim.SGD(model.parameters(), 0.1, momentum=0.9),
+        dataset(case),
+        loss_of,
+        global_batch=case.rows_a_rank * num_ranks,
+        epochs=EPOCHS,
+        clip=0.3,
+        seed=SEED,
+    )
+    for found, told in run_ranks(num_ranks, overridden, str(tmp_path), case, "compute_loss", count_tokens):
+        assert told == ""
+        assert gap(found, values(model)) < 1e-7

@@ -1,9 +1,11 @@
 """Unequal shares in a script of Hugging Face accelerate: its Accelerator, which wraps models in HeteroDDP."""
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from ..data_parallel import HeteroDDP, HeteroLoader
 from ..errors import UnsupportedEnvironmentError, UsageError
@@ -12,7 +14,7 @@ try:
     from accelerate import Accelerator
     from accelerate.data_loader import DataLoaderStateMixin
     from accelerate.state import GradientState
-    from accelerate.utils import DDPCommunicationHookType, DistributedType, send_to_device
+    from accelerate.utils import DDPCommunicationHookType, DistributedType, recursively_apply, send_to_device
 except ImportError as error:
     raise UnsupportedEnvironmentError(
         f"this needs accelerate, which cannot be imported ({error}): "
@@ -31,8 +33,8 @@ class HeteroAccelerator(Accelerator):
         model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
 
     Accumulation, clipping, mixed precision and compilation are accelerate's. ``save_state`` has the loader's
-    place if it is registered (``accelerator.register_for_checkpointing(loader)``). For figures over all
-    samples use ``arachne.evaluate``: ``gather_for_metrics`` wants equal parts.
+    place if it is registered (``accelerator.register_for_checkpointing(loader)``). ``gather`` wants equal
+    parts; ``gather_for_metrics`` and ``arachne.evaluate`` do not.
 
     Make the loader after the accelerator, which starts the process group.
     """
@@ -57,7 +59,7 @@ class HeteroAccelerator(Accelerator):
 
         """
         if evaluation_mode or isinstance(model, HeteroDDP):
-            return super().prepare_model(model, device_placement, evaluation_mode)
+            return super().prepare_model(model, device_placement, evaluation_mode=True)
         self._refuse_others()
         prepared = super().prepare_model(model, device_placement, evaluation_mode=True)
         if not any(p.requires_grad for p in prepared.parameters()):
@@ -72,6 +74,35 @@ class HeteroAccelerator(Accelerator):
         """The model that was given to ``prepare``."""
         inner = model.module if isinstance(model, HeteroDDP) else model
         return super().unwrap_model(inner, keep_fp32_wrapper, keep_torch_compile)
+
+    def gather_for_metrics(self, input_data: Any, use_gather_object: bool = False) -> Any:
+        """As accelerate's; rows of a HeteroLoader's batch come in its order, each once.
+
+        Raises:
+            UsageError: A tensor whose first dim is not the rows of the batch.
+
+        """
+        active = self.gradient_state.active_dataloader
+        if use_gather_object or not isinstance(active, PlacedLoader):
+            return super().gather_for_metrics(input_data, use_gather_object)
+        return recursively_apply(
+            partial(self._gather_rows, active.loader), input_data, error_on_other_type=True
+        )
+
+    def _gather_rows(self, loader: HeteroLoader, rows: Tensor) -> Tensor:
+        """(rows of this rank, ...) → (rows of all ranks, ...)."""
+        if rows.dim() == 0 or self.num_processes == 1:
+            return self.gather(rows)
+        if len(rows) != max(loader.num_rows, 1):
+            raise UsageError(
+                f"gather_for_metrics got {len(rows)} rows, but this rank has {loader.num_rows} rows of the "
+                "batch; give tensors with the rows of the batch, or numbers"
+            )
+        most = max(loader.shares)
+        padded = rows.new_zeros(most, *rows.shape[1:])
+        padded[: loader.num_rows] = rows[: loader.num_rows]
+        parts = self.gather(padded).split(most)
+        return torch.cat([part[:share] for part, share in zip(parts, loader.shares, strict=True)])
 
     def _place(self, loader: HeteroLoader) -> "PlacedLoader":
         if loader.link.peers.num_ranks != self.num_processes:

@@ -48,8 +48,17 @@ class HeteroTrainer(Trainer):
     def __init__(self, *args: Any, num_items: Callable[[Any], Any] | None = None, **named: Any) -> None:
         self._num_items = num_items
         self._batches: Batches | None = None
+        self._turn: Turn | None = None
+        """Of the inputs that train now."""
+        self._is_whole = False
+        """Whether their loss is over the tokens of all ranks."""
         super().__init__(*args, **named)
         _refuse(self.args)
+        if type(self)._get_train_sampler is not Trainer._get_train_sampler:
+            raise UsageError(
+                "_get_train_sampler is overridden, but HeteroTrainer shares out one order of its own; leave "
+                "it out, and order or weigh samples in the dataset"
+            )
 
     def create_accelerator_and_postprocess(self) -> None:
         """Trainer's, which makes an accelerate.Accelerator without asking which."""
@@ -80,17 +89,38 @@ class HeteroTrainer(Trainer):
         self, model: nn.Module, inputs: Any, num_items_in_batch: Tensor | int | None = None
     ) -> Tensor:
         """Trainer's, with the weight of these inputs; gives their part of the loss over the whole batch."""
-        assert self._batches is not None
-        turn = self._batches.turns.popleft()
-        num_ranks = self.args.world_size
-        if num_items_in_batch is not None:
-            self._refuse_local_tokens()
-            # the loss is this rank's sum, times the ranks, over the tokens of all: DDP's mean makes it whole
-            turn = replace(turn, weight=Weight(float(turn.rows > 0), float(num_ranks)))
-        self._batches.loader.link.turn = turn
+        if self._batches is None:
+            raise UsageError(
+                "get_train_dataloader gave a DataLoader of its own, whose parts are even; leave it to "
+                "HeteroTrainer, and give train_dataset and data_collator"
+            )
+        self._is_whole, self._turn = False, self._batches.turns.popleft()
+        self._batches.loader.link.turn = self._turn
         loss = super().training_step(model, inputs, num_items_in_batch)
-        weight = turn.weight.value()
-        return loss * (weight * num_ranks) if weight else torch.zeros_like(loss)
+        if num_items_in_batch is not None and not self._is_whole and self._num_items is None:
+            raise UsageError(
+                "compute_loss is overridden and hands no num_items_in_batch on to Trainer's, so its loss is "
+                "a mean over items of this rank: say over which by HeteroTrainer(num_items=), which "
+                "counts those of a batch, or hand it on"
+            )
+        weight, self._turn = self._turn.weight.value(), None
+        return loss * (weight * self.args.world_size) if weight else torch.zeros_like(loss)
+
+    def compute_loss(
+        self,
+        model: nn.Module,
+        inputs: Any,
+        return_outputs: bool = False,
+        num_items_in_batch: Tensor | int | None = None,
+    ) -> Any:
+        """Trainer's; where it is over the tokens of all ranks, such sums weigh the same on every rank."""
+        if num_items_in_batch is not None and self._turn is not None and self._batches is not None:
+            self._refuse_local_tokens()
+            # this rank's sum, times the ranks, over the tokens of all: DDP's mean makes it whole
+            weight = Weight(float(self._turn.rows > 0), float(self.args.world_size))
+            self._turn, self._is_whole = replace(self._turn, weight=weight), True
+            self._batches.loader.link.turn = self._turn
+        return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
 
     def _refuse_local_tokens(self) -> None:
         if not self.args.average_tokens_across_devices:
@@ -154,6 +184,10 @@ def _is_counted(labels: Any) -> bool:
 
 def _refuse(args: TrainingArguments) -> None:
     found = {
+        "split_batches": (
+            getattr(args.accelerator_config, "split_batches", False),
+            "per_device_train_batch_size is of one device here; divide it by the ranks instead",
+        ),
         "auto_find_batch_size": (args.auto_find_batch_size, "the global batch would change in the middle"),
         f"train_sampling_strategy={args.train_sampling_strategy!r}": (
             args.train_sampling_strategy not in _SHUFFLES,
