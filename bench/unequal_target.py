@@ -8,7 +8,7 @@ real ranks, some seconds each in turns, so that what else the machine does falls
 
 import tempfile
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
 
@@ -89,7 +89,8 @@ def judged(name: str, target: float, races: Sequence[Race]) -> Iterator[Result]:
     )
     yield at_most(
         f"{name}-adaptive", at.median if at.median <= NOT_SLOWER else at.low, "of the fixed batch's time",
-        bound=NOT_SLOWER, ratios=by_unequal, progress=progress, races=msgspec.to_builtins(list(races)),
+        bound=NOT_SLOWER, ratios=by_unequal, progress=progress,
+        ends=[{contestant: asdict(end) for contestant, end in one.items()} for one in ends],
     )  # fmt: skip
     yield at_least(f"{name}-gain", gain.median, "x even shares of the fixed batch", bound=1.0, ratios=by_even)
     gaps, floors = zip(*map(_gaps, races), strict=True)
