@@ -52,7 +52,7 @@ class Case:
 FOUR = (0.8, 0.4, 0.2, 0.2)
 EIGHT = (0.48, 0.48, 0.24, 0.24, 0.12, 0.12, 0.06, 0.06)
 
-TWO_TRIALS, EIGHT_TRIALS = 8, 20
+TWO_TRIALS = 8
 """Of the search: two devices have one share to move."""
 
 
@@ -73,14 +73,14 @@ CASES = (
     Case(
         name="8",
         shares=EIGHT,
-        task=_task(COMPUTING, sequence=32, global_batch=384, trials=EIGHT_TRIALS),
+        task=_task(COMPUTING, sequence=32, global_batch=384),
     ),
     Case(name="2-linked", shares=(0.9, 0.225), task=_task(LINKED, trials=TWO_TRIALS), network=NETWORK),
     Case(name="4-linked", shares=FOUR, task=LINKED, network=NETWORK),
     Case(
         name="8-linked",
         shares=EIGHT,
-        task=_task(LINKED, global_batch=256, trials=EIGHT_TRIALS),
+        task=_task(LINKED, global_batch=256),
         network=NETWORK,
     ),
 )
