@@ -1,11 +1,8 @@
 """The coordinator as a process: its channel, its clients, and what comes of strangers, noise and restarts."""
 
 import random
-import signal
 import socket
 import ssl
-import subprocess
-import sys
 import time
 from contextlib import ExitStack, contextmanager, suppress
 
@@ -38,56 +35,14 @@ from arachne_runtime.membership.messages import (
     encode_inbound,
 )
 
-TOKEN = channel.new_token()
+from .coordinator_process import TOKEN, Coordinator
+
 DEVICES = ("a:0", "a:1", "b:0")
-
-
-class Coordinator:
-    """The process of `coordinator_process`, which may be killed and started again on its port."""
-
-    def __init__(self, folder) -> None:
-        self.folder, self.port = folder, 0
-        self.start()
-
-    def start(self) -> None:
-        command = [
-            sys.executable,
-            "-m",
-            "tests.coordinator_process",
-            self.folder / "journal",
-            str(self.port),
-            TOKEN,
-        ]
-        with (self.folder / "log").open("a") as log:
-            self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True)
-        self.port = int(self.process.stdout.readline())
-
-    @property
-    def address(self) -> tuple[str, int]:
-        return "127.0.0.1", self.port
-
-    @property
-    def log(self) -> str:
-        return (self.folder / "log").read_text()
-
-    def status(self) -> Status:
-        return ask_status(self.address, TOKEN, 10)
-
-    def kill(self) -> None:
-        self.process.send_signal(signal.SIGKILL)
-        self.process.wait()
-        self.process.stdout.close()
-
-    def await_log(self, words: str) -> None:
-        end = time.monotonic() + 10
-        while words not in self.log:
-            assert time.monotonic() < end, f"{words!r} is not in\n{self.log}"
-            time.sleep(0.02)
 
 
 @pytest.fixture
 def coordinator(tmp_path):
-    found = Coordinator(tmp_path)
+    found = Coordinator(tmp_path, DEVICES)
     try:
         yield found
         assert found.process.poll() is None
@@ -292,6 +247,8 @@ def test_a_death_is_told_survivors_report_and_go_on(coordinator):
         assert stops == [Freeze(generation=1, why="b:0 exited with code -9")]
         with pytest.raises(RefusedError, match="declared dead"):
             members[2].wait_record(1, 10)
+        time.sleep(0.5)  # five times as long as it waits before it connects again
+        assert coordinator.log.count("b:0 refused") == 1
         assert coordinator.status().why == "b:0 exited with code -9"
 
 

@@ -1,1 +1,1 @@
-"""Who is in the job: the commit rule, the coordinator's channel and messages, and the client; no torch."""
+"""Who is in the job: the commit rule, the coordinator's channel and client; torch in `watch` alone."""

@@ -84,8 +84,8 @@ class MemberClient:
         return self._stop
 
     def failed(self, why: str) -> None:
-        """A collective of this generation has failed here."""
-        self._line.say(Failed(generation=self.generation, why=why[:500]))
+        """A collective of this generation has failed here; of ``why`` the first line is told."""
+        self._line.say(Failed(generation=self.generation, why=why.partition("\n")[0][:200]))
 
     def frozen(self, report: Report | None) -> None:
         """Nothing changes here until the next record; None: it holds no state yet."""

@@ -11,9 +11,11 @@ from .channel import HANDSHAKE_S, HEADER_BYTES, client_context, frame, frame_len
 from .messages import (
     MAX_INBOUND_BYTES,
     MAX_OUTBOUND_BYTES,
+    Ended,
     Inbound,
     MessageError,
     Outbound,
+    Refused,
     decode_outbound,
     encode_inbound,
 )
@@ -23,10 +25,11 @@ RETRY_S: Seconds = 0.1
 
 
 class Line:
-    """An open line. What is said while there is no connection is lost: ``opening`` says what still counts.
+    """An open line, until `close` or a refusal.
 
-    ``opening`` gives the first messages of each connection; ``heard`` takes each message. Both are called in
-    the line's thread and must not block.
+    What is said while there is no connection is lost: ``opening`` gives the first messages of each
+    connection, with all that still counts. ``heard`` takes each message. Both are called in the line's thread
+    and must not block.
     """
 
     def __init__(
@@ -49,6 +52,7 @@ class Line:
         self._beat_s = beat_s
         self._writer: asyncio.StreamWriter | None = None
         self._said = 0
+        self._is_over = False
         self._loop = asyncio.new_event_loop()
         self._task = self._loop.create_task(self._connect_always())
         self._thread = threading.Thread(target=self._run, name="coordinator-line", daemon=True)
@@ -74,7 +78,7 @@ class Line:
             self._loop.close()
 
     async def _connect_always(self) -> None:
-        while True:
+        while not self._is_over:
             try:
                 await self._connect()
             except (OSError, EOFError, ssl.SSLError, MessageError) as error:
@@ -109,6 +113,7 @@ class Line:
             content = await reader.readexactly(frame_length(header, MAX_OUTBOUND_BYTES))
             last, message = decode_outbound(content, after=last)
             self.fault = ""  # in TLS 1.3 only the first word shows that the coordinator took our token
+            self._is_over = self._is_over or isinstance(message, Refused | Ended)  # it would be said again
             self._heard(message)
 
     async def _beat_always(self, beat: Inbound) -> None:

@@ -362,7 +362,7 @@ class Machine:
     def _remove(self, seat: Seat, why: str) -> None:
         self._log(f"declared dead: {why}")
         if seat.member in self.history.involved:
-            self._alarm = f"{self._alarm}; {why}" if self._alarm else why
+            self._alarm = f"{why}; {self._alarm}" if self._alarm else why
         self._roster.remove(seat)
         if seat.connection is not None:
             self._actions.append(Drop(seat.connection))
