@@ -93,9 +93,6 @@ class Worker:
         self.held = None
         assert self.applied == decision.next_step - 1
 
-    def copy_from(self, peer: "Worker") -> None:
-        self.applied, self.entered = peer.applied, max(peer.applied, min(peer.entered, self.entered))
-
     def say(self, message) -> list:
         self.repeated.append(message)
         return [message]
@@ -143,6 +140,8 @@ class World:
                     if isinstance(entry, Published):
                         assert entry.record.generation not in self.records
                         self.records[entry.record.generation] = entry.record
+                    else:
+                        self.move_state()
                 case Send(connection=connection, message=message):
                     self.check(message)
                     self.deliver(connection, decode_outbound(encode_outbound(1, message), 0)[1])
@@ -155,6 +154,13 @@ class World:
                     self.do(self.machine.disconnect(connection, self.now_s))
                 case Log(text=text):
                     self.log.append(text)
+
+    def move_state(self) -> None:
+        """As it is completed a joiner of the newest generation has the state of its holders."""
+        holders = [worker for worker in self.team() if worker.holds]
+        for worker in self.team() if holders else ():
+            if not worker.holds:
+                worker.applied = worker.entered = holders[0].applied
 
     def check(self, message) -> None:
         """Nobody hears what is not in the journal."""
@@ -231,7 +237,7 @@ class World:
         if record is None or len(team) < len(record.members) or not all(worker.trains for worker in team):
             return
         step = max(worker.applied for worker in team) + 1
-        for worker in team:  # who has not finished the last step does it now, or is given it as a joiner
+        for worker in team:  # who has not finished the last step does it now
             worker.applied, worker.entered, worker.held = step - 1, step, record.generation
         for worker in team[:applied]:
             worker.applied, worker.flags = step, Flags(step=step, is_finite=True)

@@ -66,7 +66,14 @@ def test_gradients_of_two_generations_or_none_are_discarded():
 @pytest.mark.parametrize(
     ("reports", "words"),
     [
-        ([Report(applied=1, entered=1), Report(applied=3, entered=3)], "entered step 3, another only 1"),
+        (
+            [Report(applied=1, entered=1), Report(applied=3, entered=3)],
+            "applied step 3, another entered only 1",
+        ),
+        (
+            [Report(applied=0, entered=0), Report(applied=1, entered=1)],
+            "applied step 1, another entered only 0",
+        ),
         ([Report(applied=2, entered=1)], "without having entered"),
         ([Report(applied=1, entered=3)], "without having applied step 2"),
         ([Report(applied=3, entered=3, flags=flags(7))], "flags of step 7"),

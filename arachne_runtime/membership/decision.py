@@ -103,9 +103,10 @@ def decide(reports: Sequence[Report]) -> Decision:
 
 
 def _refuse_different_states(reports: Sequence[Report], step: int) -> None:
-    """A rank that entered K + 1 saw (2) of K complete, for which all had entered K."""
+    """A rank that applied K saw (2) of K complete, for which all had entered K."""
     faults = [fault for report in reports if (fault := report.fault) is not None]
-    if any(report.entered > step + 1 for report in reports):
-        faults.append(f"a survivor has entered step {max(r.entered for r in reports)}, another only {step}")
+    if any(report.applied > step for report in reports):
+        ahead = max(report.applied for report in reports)
+        faults.append(f"a survivor has applied step {ahead}, another entered only {step}")
     if faults:
         raise StatesDifferError("survivors have different states: " + "; ".join(faults))
