@@ -224,3 +224,18 @@ def test_gradients_that_were_given_up_leave_nothing_behind():
     for shares, found in run_ranks(2, dropped):
         assert min(shares) > 0
         torch.testing.assert_close(found, model.last.weight.grad, rtol=1e-12, atol=0)
+
+
+def peeked():
+    """A batch for its shapes, as scripts take it, is in their hands until the next iteration begins."""
+    loader, other = (arachne.HeteroLoader(data(), 6) for _ in range(2))
+    next(iter(loader))
+    assert loader.num_rows == 6
+    for _ in loader:
+        list(other)
+        assert loader.num_rows > 0
+    assert loader.num_rows == 0
+
+
+def test_a_batch_that_was_looked_at_does_not_come_back_behind_the_epoch():
+    run_ranks(1, peeked)

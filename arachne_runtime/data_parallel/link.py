@@ -130,6 +130,8 @@ class Link:
     """Of the step under way, as every rank knows them."""
     repeats: bool = False
     """Whether the body of a step is inside ``loader.step``, which gives a failed one again."""
+    num_iterations: int = 0
+    """Of loaders, one inside the other, that are under way."""
     num_sums: int = 0
     """Since the loader gave out the last step."""
     _reducers: list["ref[Reducer]"] = field(default_factory=list)

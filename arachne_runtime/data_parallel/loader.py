@@ -228,12 +228,14 @@ class HeteroLoader:
         self._goes_on = False
         self.link.peers.refuse_strangers()
         self._agree()
-        outer = self.link.turn
+        outer = self.link.turn if self.link.num_iterations else None
+        self.link.num_iterations += 1
         try:
             yield from self._batches()
             self.link.turn = None
         finally:  # a batch of next(iter(loader)) is still in the script's hands
             self._feed.forget()
+            self.link.num_iterations -= 1
             self.link.turn = outer or self.link.turn
             self.link.restart_clocks()
 
