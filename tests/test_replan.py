@@ -18,6 +18,7 @@ from arachne_runtime.plan.moves import Move
 from arachne_runtime.plan.placement import rank_order
 from arachne_runtime.plan.plan import Pipeline, Plan, Replica, ScheduleKind, Stage
 from arachne_runtime.state.carry import Carrier, messages
+from arachne_runtime.state.holdings import holdings
 from arachne_runtime.testing import run_ranks
 from bench.cases import STEPS, Case, engine_of, gap, train_plainly
 from bench.exactness_replans import ReplanCase, changes_of, random_replan_case, train_through
@@ -174,6 +175,39 @@ def test_a_change_that_fails_anywhere_leaves_the_old_plan_at_work(where, words):
         assert np.allclose(losses, wanted, rtol=0, atol=EXACT)
         assert words in told
         assert "the job keeps its plan" in told
+
+
+def breaks_off(case):
+    """Rank 1 goes away when messages begin; whether the other has all that it had."""
+    engine = engine_of(case)
+    engine.step(case.batch(0))
+    before = [(holding, holding.tensor.clone()) for holding in holdings(engine)]
+
+    def leave(self, every):
+        dist.destroy_process_group()
+        raise ConnectionError("gone")
+
+    carry = Carrier.carry
+    if dist.get_rank() == 1:
+        Carrier.carry = leave
+    try:
+        with pytest.raises(Exception, match=r"losed|gone|process group"):
+            changes_of(engine).to(TURNED)
+    finally:
+        Carrier.carry = carry
+    now = {(h.name, h.key): h.tensor for h in holdings(engine)}
+    same = [
+        torch.equal(now[h.name, h.key], value) and now[h.name, h.key].data_ptr() == h.tensor.data_ptr()
+        for h, value in before
+    ]
+    return engine.plan == case.plan, len(same), all(same)
+
+
+def test_a_process_that_goes_in_the_middle_takes_nothing_from_the_others():
+    survivor, _ = run_ranks(2, breaks_off, Case(plan=CHAIN, adam=True))
+    assert survivor[0]
+    assert survivor[1] >= 30
+    assert survivor[2]
 
 
 def refused(case, plan_of_rank):
