@@ -1,5 +1,6 @@
 """The coordinator as a process: its channel, its clients, and what comes of strangers, noise and restarts."""
 
+import asyncio
 import random
 import socket
 import ssl
@@ -34,8 +35,11 @@ from arachne_runtime.membership.messages import (
     decode_outbound,
     encode_inbound,
 )
+from launch.coordinator.journal import Journal
+from launch.coordinator.server import serve
+from launch.coordinator.settings import Settings
 
-from .coordinator_process import TOKEN, Coordinator
+from .coordinator_process import TOKEN, Coordinator, plan_for
 
 DEVICES = ("a:0", "a:1", "b:0")
 
@@ -296,3 +300,23 @@ def test_a_killed_coordinator_comes_back_and_nobody_is_lost(coordinator):
         members[2].close()
         coordinator.start()
         begin(members[:2], 2)
+
+
+def test_a_journal_that_cannot_be_written_ends_the_coordinator_before_anyone_hears(tmp_path, monkeypatch):
+    def full(journal, entry):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Journal, "append", full)
+    with ExitStack() as stack:
+        clients = []
+
+        def started(port):
+            stack.enter_context(AgentClient(("127.0.0.1", port), TOKEN, "a"))
+            for device in ("a:0", "a:1"):
+                clients.append(stack.enter_context(MemberClient(("127.0.0.1", port), TOKEN, device)))
+
+        settings = Settings(devices=("a:0", "a:1"))
+        served = serve(settings, tmp_path / "journal", plan_for, TOKEN, host="127.0.0.1", started=started)
+        with pytest.raises(OSError, match="No space left"):
+            asyncio.run(asyncio.wait_for(served, 20))
+        assert [client.record for client in clients] == [None, None]

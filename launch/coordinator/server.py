@@ -5,6 +5,7 @@ import logging
 import ssl
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import TypeAlias
 
@@ -57,6 +58,8 @@ class Server:
         self._sent: dict[int, int] = {}
         """Number of the last message, by connection."""
         self._connections = 0
+        self._fault: Exception | None = None
+        """What ends this coordinator: a journal that cannot be written, or a bug of ours."""
         self._plans: set[asyncio.Task[None]] = set()
         self._handlers: set[asyncio.Task[None]] = set()
 
@@ -66,7 +69,8 @@ class Server:
         started(server.sockets[0].getsockname()[1])
         try:
             while not stop.is_set():
-                self._do(self._machine.tick(self._loop.time()))
+                self._take(self._machine.tick)
+                self._raise_fault()
                 with suppress(TimeoutError):
                     await asyncio.wait_for(stop.wait(), TICK_S)
         finally:
@@ -74,6 +78,7 @@ class Server:
             for task in (*self._handlers, *self._plans):
                 task.cancel()
             await asyncio.gather(*self._handlers, *self._plans, return_exceptions=True)
+        self._raise_fault()
 
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
@@ -105,16 +110,28 @@ class Server:
                 except MessageError as error:
                     _LOGGER.warning("connection %d from %s: ignored: %s", connection, peer, error)
                     continue
-                self._do(self._machine.receive(connection, message, self._loop.time()))
+                self._take(partial(self._machine.receive, connection, message))
         finally:
             del self._writers[connection], self._sent[connection]
-            self._do(self._machine.disconnect(connection, self._loop.time()))
+            self._take(partial(self._machine.disconnect, connection))
+
+    def _take(self, step: Callable[[Seconds], list[Action]]) -> None:
+        """One step of the machine and all it wants; after an error nobody hears anything any more."""
+        if self._fault is None:
+            try:
+                self._do(step(self._loop.time()))
+            except Exception as error:
+                self._fault = error
+
+    def _raise_fault(self) -> None:
+        if self._fault is not None:
+            raise self._fault
 
     def _do(self, actions: Iterable[Action]) -> None:
         for action in actions:
             match action:
                 case Append(entry=entry):
-                    self._journal.append(entry)  # an error ends the coordinator: nobody has heard of it
+                    self._journal.append(entry)
                 case Send(connection=connection, message=message):
                     self._send(connection, message)
                 case Drop(connection=connection):
@@ -143,7 +160,7 @@ class Server:
         except Exception:
             _LOGGER.exception("no plan for %s: the planner failed", ", ".join(ask.devices))
             offer = None
-        self._do(self._machine.planned(ask.number, offer, self._loop.time()))
+        self._take(partial(self._machine.planned, ask.number, offer))
 
 
 async def serve(
