@@ -271,11 +271,8 @@ class Session:
     def checkpoints(
         self,
         folder: Path | str,
-        *,
-        every: int = 100,
-        keep: int = 3,
-        background: bool = False,
-    ) -> Checkpoints:
+        *, every: int = 100, keep: int = 3, background: bool = False,
+    ) -> Checkpoints:  # fmt: skip
         """Write the state of the job every few steps, and go on from the newest that is there.
 
         Call it between ``engine`` and ``batches``, on every rank. A job that is started again, under this

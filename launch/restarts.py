@@ -15,5 +15,5 @@ def with_restarts(start: Callable[[], None], max_restarts: int) -> None:
         try:
             return start()
         except RanksFailedError as error:
-            print(f"error: {error}\nrestart {restart} of {max_restarts}", file=sys.stderr, flush=True)
+            print(f"{error}\nrestart {restart} of {max_restarts}", file=sys.stderr, flush=True)
     return start()
