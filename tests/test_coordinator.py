@@ -1,7 +1,7 @@
 """The coordinator's state machine: examples, and every invariant under random events."""
 
 import pytest
-from hypothesis import settings, strategies
+from hypothesis import HealthCheck, settings, strategies
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from arachne_runtime.membership.decision import Report, Verdict
@@ -319,4 +319,9 @@ class Chaos(RuleBasedStateMachine):
 
 
 TestChaos = Chaos.TestCase
-TestChaos.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+TestChaos.settings = settings(
+    max_examples=60,
+    stateful_step_count=30,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],  # on a busy machine
+)
