@@ -241,3 +241,19 @@ def test_local_addresses_and_their_interfaces_are_known():
     assert not is_local("no-such-host.invalid")
     assert interface_of("127.0.0.1") == "lo"
     assert interface_of(ELSEWHERE) is None
+
+
+@pytest.mark.timeout(240)
+def test_all_nodes_start_again_together(job):
+    fault = (
+        "import signal\ndied = os.path.join(os.environ['TOLD'], 'died')\n"
+        "if rank == 2 and not os.path.exists(died):\n"
+        "    open(died, 'w').close()\n    os.kill(os.getpid(), signal.SIGKILL)"
+    )
+    process = job.start("--max-restarts", "1", fault=fault)
+    _, err = process.communicate(timeout=220)
+    assert process.returncode == 0, err
+    assert "killed by signal 9 (SIGKILL)" in err
+    assert "restart 1 of 1" in err
+    check_ranks(job.ranks())
+    assert len(job.ssh_log.read_text().splitlines()) == 2
