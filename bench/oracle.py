@@ -20,7 +20,7 @@ from planner.request import Request
 from planner.search import find_plan
 
 PLANNER_BUDGET_S = 120.0
-"""Wall time, which a busy machine stretches; the search is judged by its CPU time."""
+"""CPU time, since wall time on a busy machine would end the search before its moves do."""
 
 BENCH_S = 1800.0
 """CPU seconds of the whole: 15 minutes on two cores."""
@@ -115,7 +115,8 @@ def compare(family: Family, seed: int) -> Outcome:
 
 def _planned(request: Request) -> float:
     try:
-        return find_plan(request, time_budget_s=PLANNER_BUDGET_S).estimate.iteration_s
+        found = find_plan(request, time_budget_s=PLANNER_BUDGET_S, clock=time.process_time)
+        return found.estimate.iteration_s
     except NoFeasiblePlanError:
         return inf
 
