@@ -302,7 +302,8 @@ class Session:
         )
         self._checkpoints, found = Checkpoints.open(policy, self._engine, self._feeds.positions)
         self._feeds.go_on(found)
-        self._engine.after_step += [self._feeds.after_step, self._checkpoints.after_step]
+        # before a change of plan, whose listeners may save too
+        self._engine.after_step[:0] = [self._feeds.after_step, self._checkpoints.after_step]
         return self._checkpoints
 
     def batches(

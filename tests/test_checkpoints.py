@@ -222,7 +222,23 @@ def test_a_save_asked_for_and_one_that_cannot_be_written(tmp_path, monkeypatch):
         monkeypatch.setattr(disk, "sync", full)
         with pytest.raises(OSError, match="No space left"):
             checkpoints.save()
-    assert checkpoints.steps() == (1,)
+        assert checkpoints.steps() == (1,)
+        monkeypatch.undo()
+        checkpoints.save()  # there is room again
+    assert checkpoints.steps() == (1, 2)
+
+
+def test_a_folder_that_cannot_be_made_is_an_error_like_any_other(tmp_path, monkeypatch):
+    with arachne.Session(device="cpu") as session:
+        engine = session.engine(model, optimizer=optimizer, loss=lambda y, x: y.mean())
+        checkpoints = session.checkpoints(tmp_path, every=1, background=True)
+        monkeypatch.setattr(Path, "mkdir", lambda path, **options: full(path))
+        engine.step(DATA)
+        with pytest.raises(OSError, match="No space left"):
+            checkpoints.wait()
+        monkeypatch.undo()
+        engine.step(DATA)
+    assert checkpoints.steps() == (2,)
 
 
 def full(path: Path) -> None:

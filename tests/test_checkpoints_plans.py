@@ -173,6 +173,29 @@ def test_a_checkpoint_after_a_change_of_plan_loads_into_the_first_one(tmp_path):
         assert before[0] + after[0] == pytest.approx(expected[0], rel=1e-5)
 
 
+def saved_at_a_change(folder: Path, last: int, wishes: list[Plan]) -> list[float]:
+    """Losses until ``last`` steps are done; the only checkpoint is written as the plan changes."""
+    with arachne.Session(LITTLE, device="cpu") as session:
+        engine = make_engine(session)
+        checkpoints = session.checkpoints(folder, every=100)
+        session.watch_plan(lambda: wishes.pop() if wishes else None)
+        session.on_replan(lambda change: checkpoints.save())
+        losses = []
+        for batch in session.batches(torch.arange(40.0).view(20, 2) / 40, global_batch=4):
+            losses.append(engine.step(batch).loss)
+            if engine.num_steps == last:
+                break
+        return losses
+
+
+def test_a_checkpoint_written_as_the_plan_changes_knows_the_step_before(tmp_path):
+    whole = run_ranks(2, saved_at_a_change, tmp_path / "whole", 3, [])
+    first = run_ranks(2, saved_at_a_change, tmp_path / "saved", 1, [SWAPPED])
+    rest = run_ranks(2, saved_at_a_change, tmp_path / "saved", 3, [])
+    for before, after, expected in zip(first, rest, whole, strict=True):
+        assert before + after == pytest.approx(expected, rel=1e-5)
+
+
 def test_ranks_that_draw_unlike_numbers_get_their_own_back(tmp_path):
     first = run_ranks(2, little, tmp_path, 3)
     again = run_ranks(2, little, tmp_path, 3)

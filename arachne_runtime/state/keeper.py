@@ -67,8 +67,6 @@ class Checkpoints:
         self._engine = engine
         self._positions = positions
         self._writing: _Writing | None = None
-        self._last: int | None = None
-        """Steps done at the last save."""
 
     @classmethod
     def open(
@@ -109,6 +107,7 @@ class Checkpoints:
             UsageError: The ranks do not share the folder.
 
         """
+        self._settle()
         if (writing := self._begin(copies=False)) is not None:
             writing.write()
             self._agree(writing)
@@ -118,12 +117,20 @@ class Checkpoints:
 
     def wait(self) -> None:
         """Until what this rank writes in the background is on the disk; raises what went wrong with it."""
+        writing = self._joined()
+        if writing is not None and writing.error is not None:
+            raise writing.error
+
+    def _joined(self) -> "_Writing | None":
         writing, self._writing = self._writing, None
         if writing is not None:
             assert writing.thread is not None
             writing.thread.join()
-            if writing.error is not None:
-                raise writing.error
+        return writing
+
+    def _settle(self) -> None:
+        """What was written in the background is there, or all ranks have its error: they go on alike."""
+        self._agree(self._joined())
 
     def after_step(self, report: StepReport, batch: StepBatch) -> None:
         """Write one where it is time."""
@@ -133,7 +140,9 @@ class Checkpoints:
             return
         if not self._policy.background:
             self.save()
-        elif (writing := self._begin(copies=True)) is not None:
+            return
+        self._settle()
+        if (writing := self._begin(copies=True)) is not None:
             self._writing = writing
             writing.start(self._policy.timeout_s, self._publish if self._is_first else None)
 
@@ -156,28 +165,28 @@ class Checkpoints:
         return self._policy.folder / f"{_STEP}{num_steps:08d}"
 
     def _begin(self, *, copies: bool) -> "_Writing | None":
-        """Copy the state; None where it is on the disk already."""
-        self.wait()
-        num_steps = self._engine.num_steps
-        if num_steps == self._last:
+        """Copy the state; None, on every rank, where it is on the disk already."""
+        final = self._folder_of(self._engine.num_steps)
+        number, is_there = _told(self._engine, [time.time_ns(), final.is_dir()])
+        if is_there:
             return None
-        self._last, final = num_steps, self._folder_of(num_steps)
-        (number,) = _told(self._engine, [time.time_ns()])
         attempt = final.with_name(f"{ATTEMPT}{final.name}-{number}")
-        attempt.mkdir(parents=True, exist_ok=True)
-        return _Writing(Snapshot.of(self._engine, copies=copies), attempt, final, self._positions())
+        writing = _Writing(attempt, final, self._positions())
+        writing.take(self._engine, copies=copies)
+        return writing
 
-    def _agree(self, writing: "_Writing") -> None:
+    def _agree(self, writing: "_Writing | None") -> None:
         """UnsupportedEnvironmentError, or its own error, on every rank where one failed."""
-        failed = torch.tensor(float(writing.error is not None), device=self._engine.device)
+        error = writing.error if writing is not None else None
+        failed = torch.tensor(float(error is not None), device=self._engine.device)
         if dist.is_initialized():
             dist.all_reduce(failed)
-        if writing.error is not None:
-            raise writing.error
+        if error is not None:
+            raise error
         if failed.item():
             raise UnsupportedEnvironmentError(
-                f"another rank could not write its part of {writing.final}; its own error says why. The "
-                "checkpoints before it are as they were"
+                f"another rank could not write its part of a checkpoint in {self._policy.folder}; its own "
+                "error says why. The checkpoints before it are as they were"
             )
 
     def _publish(self, final: Path) -> None:
@@ -201,7 +210,7 @@ class Checkpoints:
         if newest < 0:
             return ()
         manifest = load(self._engine, self._folder_of(newest))
-        self.resumed_from = self._last = newest
+        self.resumed_from = newest
         return manifest.feeds
 
 
@@ -209,22 +218,30 @@ class Checkpoints:
 class _Writing:
     """One attempt of one rank."""
 
-    snapshot: Snapshot
     attempt: Path
     final: Path
     positions: Positions
+    snapshot: Snapshot | None = None
     error: Exception | None = None
     stop: threading.Event = field(default_factory=threading.Event)
     thread: threading.Thread | None = None
 
-    def write(self) -> None:
-        """Write this rank's part."""
+    def take(self, engine: Engine, *, copies: bool) -> None:
+        """Make room on the disk, and take the state."""
         with self._caught():
-            self.snapshot.write(self.attempt)
+            self.attempt.mkdir(parents=True, exist_ok=True)
+            self.snapshot = Snapshot.of(engine, copies=copies)
+
+    def write(self) -> None:
+        """Write this rank's part, if it could be taken."""
+        with self._caught():
+            if self.snapshot is not None:
+                self.snapshot.write(self.attempt)
 
     def commit(self, timeout_s: Seconds, publish: Callable[[Path], None]) -> None:
         """Make it a checkpoint when the parts of all are there."""
         with self._caught():
+            assert self.snapshot is not None
             if commit(
                 self.attempt, self.final, num_ranks=self.snapshot.num_ranks, positions=self.positions,
                 timeout_s=timeout_s, is_stopped=self.stop.is_set,
