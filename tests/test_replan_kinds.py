@@ -1,6 +1,7 @@
 """A change of plan carries along what is no plain weight: buffers, experts, what a script set by hand."""
 
 from dataclasses import dataclass
+from importlib.util import find_spec
 
 import numpy as np
 import pytest
@@ -17,8 +18,19 @@ from arachne_runtime.surroundings import lone_plan
 from arachne_runtime.testing import run_ranks
 from bench.cases import Case, engine_of, gap, train_plainly
 from bench.exactness_experts import ExpertsCase
-from bench.exactness_replans import changes_of, train_through
-from tests.test_replan import BLOCKS, CHAIN, EXACT, TURNED, WIDE, Numbered, plan_of, stage, tiny
+from bench.exactness_replans import ReplanCase, changes_of, train_through
+from tests.test_replan import (
+    BLOCKS,
+    CHAIN,
+    EXACT,
+    TURNED,
+    WIDE,
+    Numbered,
+    fails_then_goes_on,
+    plan_of,
+    stage,
+    tiny,
+)
 
 
 @dataclass(frozen=True)
@@ -39,6 +51,30 @@ def test_experts_change_their_tiles(plans):
     for outcome in run_ranks(2, train_through, case):
         off = gap(outcome, train_plainly(case))
         assert max(off.loss, off.norm, off.parameter) < EXACT
+
+
+WIDE_SPLIT = plan_of((3, stage((0, BLOCKS), (3, "a:0"), (1, "b:0"), zero=1)))
+needs_deepspeed = pytest.mark.skipif(find_spec("deepspeed") is None, reason="needs DeepSpeed")
+
+
+@needs_deepspeed
+@pytest.mark.parametrize("plans", [(CHAIN, WIDE_SPLIT, TURNED), (TURNED, WIDE_SPLIT, WIDE)])
+@pytest.mark.parametrize("adam", [True, False])
+def test_blocks_that_the_first_process_lacks_come_under_zero(plans, adam):
+    """DeepSpeed hands round the parameters of the group's first process, which has not got them all yet."""
+    case = ReplanCase(plan=plans[0], next_plans=plans[1:], adam=adam, scheduled=True)
+    for outcome in run_ranks(2, train_through, case):
+        off = gap(outcome, train_plainly(case))
+        assert max(off.loss, off.norm, off.parameter) < EXACT
+
+
+@needs_deepspeed
+def test_a_change_to_zero_that_fails_leaves_the_old_parameters():
+    case = ReplanCase(plan=CHAIN, next_plans=(WIDE_SPLIT, WIDE_SPLIT), adam=True)
+    wanted = train_plainly(case).losses
+    for losses, told in run_ranks(2, fails_then_goes_on, case, "unpack"):
+        assert np.allclose(losses, wanted, rtol=0, atol=EXACT)
+        assert "the job keeps its plan" in told
 
 
 AT_ONCE = plan_of((1, stage((0, 3), (12, "a:0")), stage((3, 5), (12, "b:0"))))

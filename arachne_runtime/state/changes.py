@@ -20,6 +20,7 @@ from ..plan.files import encode, read_plan
 from ..plan.placement import rank_order
 from ..plan.plan import Plan
 from ..plan.rules import check_plan
+from ..plan.zero import zero_group_of
 from ..units import Bytes, Seconds
 from .replan import replan
 
@@ -70,13 +71,18 @@ class PlanChanges:
         _refuse_unlike(together.gather(encode(plan)))
         self._refuse(plan)
         processes = [self.devices.index(device) for device in rank_order(plan)]
-        old = engine.plan
+        old, rank = engine.plan, processes.index(together.rank)
 
         def beside(values: Values) -> Engine:
-            records, tell = self.hooks(plan, processes.index(together.rank))
+            records, tell = self.hooks(plan, rank)
             return engine.beside(plan, processes=processes, values=values, recorder=records, on_step=tell)
 
-        moved = replan(engine, beside, lambda process: node_of(self.devices[process]))
+        moved = replan(
+            engine,
+            beside,
+            lambda process: node_of(self.devices[process]),
+            is_split=bool(zero_group_of(plan, rank)),
+        )
         change = PlanChange(
             old=old,
             new=plan,

@@ -42,13 +42,14 @@ class Moved:
     """From the first message of this process to its last."""
 
 
-def replan(engine: Engine, make: Make, node_of: Callable[[int], object]) -> Moved:
+def replan(engine: Engine, make: Make, node_of: Callable[[int], object], *, is_split: bool) -> Moved:
     """Let ``engine`` go on by another plan; every process of the job calls it between the same two steps.
 
     Args:
         engine: Becomes the other.
         make: Makes the engine of the new plan.
         node_of: Node of a process.
+        is_split: Whether ZeRO splits what this process has by the new plan.
 
     Raises:
         ReplanError: On every process, with what failed and where; the old plan goes on.
@@ -57,7 +58,7 @@ def replan(engine: Engine, make: Make, node_of: Callable[[int], object]) -> Move
     together = Together.of_default_group(engine.device)
     made: list[Engine] = []
     try:
-        moved = _built(engine, make, node_of, together, made)
+        moved = _built(engine, make, node_of, is_split, together, made)
     except BaseException:
         for other in made:
             other.close()
@@ -67,7 +68,12 @@ def replan(engine: Engine, make: Make, node_of: Callable[[int], object]) -> Move
 
 
 def _built(
-    engine: Engine, make: Make, node_of: Callable[[int], object], together: Together, made: list[Engine]
+    engine: Engine,
+    make: Make,
+    node_of: Callable[[int], object],
+    is_split: bool,
+    together: Together,
+    made: list[Engine],
 ) -> Moved:
     """Make the other engine, append it to ``made``, and give it its state."""
     had: list[Holding] = []
@@ -78,7 +84,7 @@ def _built(
         return _word_of(engine, had)
 
     def build() -> Word:
-        other = make(_values_from(had, engine.device))
+        other = make(_values_from(() if is_split else had, engine.device))
         made.append(other)
         make_states(other, states_told(before), _states_that_stay(had, other))
         needed.extend(holdings(other))
@@ -116,7 +122,11 @@ def _word_of(engine: Engine, had: Sequence[Holding]) -> Word:
 
 
 def _values_from(had: Sequence[Holding], device: torch.device) -> Values:
-    """A parameter of which this process has the same part stays where it is; others get memory."""
+    """A parameter of which this process has the same part stays where it is; others get memory.
+
+    Under ZeRO all get memory (``had`` is empty): DeepSpeed gives a group the values of its first process,
+    which has not all of them yet, and would write them over the old engine's.
+    """
     held = {each.name: each for each in had if each.key == VALUE and not each.is_buffer}
 
     def values(form: ParameterForm, part: Part, dtype: torch.dtype) -> Tensor:
