@@ -8,11 +8,25 @@ from unittest import mock
 
 import torch
 import torch.distributed as dist
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.data import default_collate
 
+import arachne_runtime as arachne
 from arachne_runtime.data.order import GlobalOrder
-from tests.unequal import Wild
+from tests.unequal import Net, Wild
+
+ACCUMULATE = 2
+"""Batches of an update."""
+
+
+def net() -> nn.Module:
+    torch.manual_seed(7)
+    return arachne.convert_batch_norm(Net(normed=True).double())
+
+
+def mean_loss(model: nn.Module, batches: list[Any]) -> Tensor:
+    return sum(F.cross_entropy(model(x), y) for x, y in batches) / ACCUMULATE
 
 
 @contextmanager

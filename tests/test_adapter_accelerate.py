@@ -7,26 +7,16 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 import arachne_runtime as arachne
 from arachne_runtime.data.order import GlobalOrder
 from arachne_runtime.errors import UnsupportedEnvironmentError, UsageError
 from arachne_runtime.testing import run_ranks
-from tests.adapters import as_torchrun_starts, train_alone, wild
-from tests.unequal import ROWS, Net, data, gap, values
+from tests.adapters import ACCUMULATE, as_torchrun_starts, mean_loss, net, train_alone, wild
+from tests.unequal import ROWS, data, gap, values
 
 needs_accelerate = pytest.mark.skipif(find_spec("accelerate") is None, reason="accelerate is not installed")
-ACCUMULATE = 2
-
-
-def net() -> nn.Module:
-    torch.manual_seed(7)
-    return arachne.convert_batch_norm(Net(normed=True).double())
-
-
-def mean_loss(model: nn.Module, batches: list[Any]) -> Tensor:
-    return sum(F.cross_entropy(model(x), y) for x, y in batches) / ACCUMULATE
 
 
 def forget_states() -> None:

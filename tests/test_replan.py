@@ -134,6 +134,10 @@ def test_a_rank_that_had_nothing_to_train_hears_what_the_optimizer_goes_by():
         assert max(off.loss, off.norm, off.parameter) < EXACT
 
 
+def full(plan, rank):
+    raise OSError("no room for records")
+
+
 def fails_then_goes_on(case, where):
     """A change fails on rank 1; the training goes on by the first plan."""
     engine = engine_of(case)
@@ -149,6 +153,8 @@ def fails_then_goes_on(case, where):
                 raise MemoryError("no room for the optimizer")
 
             object.__setattr__(engine.recipe, "optimizer", failing)
+        elif where == "hooks":
+            changes.hooks = full
         else:
             Carrier._unpack = lambda self, message, buffer: 1 / 0
     try:
@@ -166,7 +172,10 @@ def fails_then_goes_on(case, where):
 
 @pytest.mark.parametrize(
     ("where", "words"),
-    [("optimizer", "process 1: MemoryError: no room"), ("unpack", "process 1: ZeroDivisionError")],
+    [
+        ("optimizer", "process 1: MemoryError: no room"),
+        ("unpack", "process 1: ZeroDivisionError"),
+    ],
 )
 def test_a_change_that_fails_anywhere_leaves_the_old_plan_at_work(where, words):
     case = ReplanCase(plan=CHAIN, next_plans=(TURNED, WIDE), adam=True)
@@ -175,6 +184,17 @@ def test_a_change_that_fails_anywhere_leaves_the_old_plan_at_work(where, words):
         assert np.allclose(losses, wanted, rtol=0, atol=EXACT)
         assert words in told
         assert "the job keeps its plan" in told
+
+
+THREE = plan_of((6, stage((0, 2), (2, "a:0")), stage((2, 4), (2, "a:1")), stage((4, BLOCKS), (2, "a:2"))))
+PAIR = plan_of((6, stage((0, 2), (2, "a:2")), stage((2, BLOCKS), (1, "a:0"), (1, "a:1"))))
+
+
+def test_records_that_cannot_be_opened_keep_the_plan_before_any_group_is_formed():
+    case = ReplanCase(plan=THREE, next_plans=(PAIR, PAIR), adam=True)
+    for losses, told in run_ranks(3, fails_then_goes_on, case, "hooks"):
+        assert np.allclose(losses, train_plainly(case).losses, rtol=0, atol=EXACT)
+        assert "process 1: OSError: no room for records" in told
 
 
 def breaks_off(case):

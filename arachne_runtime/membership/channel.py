@@ -6,7 +6,6 @@ that it holds the token, and nobody else can read, alter, replay or inject. Noth
 
 import os
 import secrets
-import socket
 import ssl
 import struct
 from datetime import datetime
@@ -62,21 +61,6 @@ def frame_length(header: bytes, limit_bytes: Bytes) -> int:
     if length > limit_bytes:
         raise FrameError(f"a frame of {length} bytes is announced; at most {limit_bytes} are read")
     return int(length)
-
-
-def receive(connection: socket.socket, limit_bytes: Bytes) -> bytes:
-    """The next frame of a blocking connection; FrameError where the connection has ended."""
-    return _exactly(connection, frame_length(_exactly(connection, HEADER_BYTES), limit_bytes))
-
-
-def _exactly(connection: socket.socket, num_bytes: Bytes) -> bytes:
-    found = bytearray()
-    while len(found) < num_bytes:
-        piece = connection.recv(min(num_bytes - len(found), 2**16))
-        if not piece:
-            raise FrameError("the connection has ended")
-        found += piece
-    return bytes(found)
 
 
 def _context(token: str, protocol: int) -> ssl.SSLContext:

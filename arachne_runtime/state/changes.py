@@ -23,6 +23,7 @@ from ..plan.rules import check_plan
 from ..plan.zero import zero_group_of
 from ..units import Bytes, Seconds
 from .replan import replan
+from .words import Word, agreed
 
 Tell: TypeAlias = Callable[[StepReport], None] | None
 Hooks: TypeAlias = Callable[[Plan, int], tuple[Records, Tell]]
@@ -72,11 +73,17 @@ class PlanChanges:
         self._refuse(plan)
         processes = [self.devices.index(device) for device in rank_order(plan)]
         old, rank = engine.plan, processes.index(together.rank)
+        hooks: list[tuple[Records, Tell]] = []
+
+        def open_hooks() -> Word:
+            hooks.append(self.hooks(plan, rank))
+            return Word()
 
         def beside(values: Values) -> Engine:
-            records, tell = self.hooks(plan, rank)
+            ((records, tell),) = hooks
             return engine.beside(plan, processes=processes, values=values, recorder=records, on_step=tell)
 
+        agreed(together, open_hooks)  # one that fails within `beside` would leave others in its collectives
         moved = replan(
             engine,
             beside,
