@@ -1,4 +1,6 @@
-"""Process groups: made once, in one order, with their members."""
+"""Process groups: made once, in one order, with their members, and with the time limit of the default one."""
+
+from datetime import timedelta
 
 import msgspec
 import pytest
@@ -63,6 +65,58 @@ def test_groups_are_made_once_in_one_order_and_hold_their_members():
     assert [device for _, _, _, device in found] == ["a:0", "a:1", "b:0", "b:1", "c:0"]
 
 
+TILED = Plan(
+    model="tiny",
+    global_batch=4,
+    sequence=1,
+    pipelines=(
+        Pipeline(
+            micro_batches=1,
+            micro_batch=4,
+            stages=(
+                Stage(layers=(0, 2), replicas=(Replica(devices=("a:0", "a:1"), share=4),)),
+                Stage(
+                    layers=(2, 5),
+                    replicas=(Replica(devices=("a:2",), share=2), Replica(devices=("a:3",), share=2)),
+                    expert_parallel=2,
+                ),
+            ),
+        ),
+    ),
+)
+"""A tensor-parallel stage, and one whose two replicas share out experts; both sum gradients too."""
+
+
+def limits_of_groups(timeout_s):
+    """Seconds and members of each group of this rank; those that torch knows beside them, at the end too."""
+    alone = [dist.group.WORLD]
+    mesh = Mesh.form(TILED, Summed(), dist.get_rank(), CPU, timeout_s=timeout_s)
+    groups = mesh.every_group()
+    made = [group for group in dist.distributed_c10d._world.pg_map if group not in alone]
+    limits = [group._get_backend(CPU).options._timeout for group in groups]
+    members = [tuple(dist.get_process_group_ranks(group)) for group in groups]
+    mesh.close()
+    left = list(dist.distributed_c10d._world.pg_map)
+    return members, limits, {*groups} == {*alone, *made}, left == alone and mesh.every_group() == ()
+
+
+@pytest.mark.parametrize("timeout_s", [None, 7.0])
+def test_every_group_is_named_and_has_the_time_limit_of_the_default_one_or_its_own(timeout_s):
+    found = run_ranks(4, limits_of_groups, timeout_s, timeout_s=41)
+    everyone = (0, 1, 2, 3)
+    assert [members for members, *_ in found] == [
+        [everyone, (0, 1), (0, 1)],
+        [everyone, (0, 1), (0, 1)],
+        [everyone, (2, 3), (2, 3)],
+        [everyone, (2, 3), (2, 3)],
+    ]
+    for _, (default, *limits), is_all, none_left in found:
+        assert default == timedelta(seconds=41)
+        assert {*limits} == {timedelta(seconds=timeout_s or 41)}
+        assert is_all
+        assert none_left
+
+
 def test_a_single_rank_needs_no_process_group():
     pipeline = Pipeline(micro_batches=1, micro_batch=2, stages=(stage((0, 5), ("a:0", 2)),))
     mesh = Mesh.form(msgspec.structs.replace(UNLIKE, global_batch=2, pipelines=(pipeline,)), Summed(), 0, CPU)
@@ -78,7 +132,7 @@ def nccl_calls(mocker):
     mocker.patch("torch.distributed.get_rank", return_value=1)
     mocker.patch(
         "torch.distributed.new_group",
-        side_effect=lambda ranks, backend: calls.append(("group", *ranks)) or len(calls),
+        side_effect=lambda ranks, timeout, backend: calls.append(("group", *ranks)) or len(calls),
     )
     for name in ("isend", "irecv"):
         mocker.patch(
@@ -100,3 +154,6 @@ def test_nccl_has_a_communicator_for_each_direction_and_no_tags(nccl_calls):
     transport.receive(torch.zeros(1), 2, tag=8)
     assert nccl_calls[-2:] == [("isend", 2, 4), ("irecv", 2, 5)]
     assert transport.matches_in_order
+    assert transport.groups() == (1, 3, 4, 5)
+    transport.close()
+    assert transport.groups() == ()

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from itertools import chain, product
 
 import torch
@@ -16,6 +17,7 @@ from ..plan.plan import Plan
 from ..plan.shards import Position, position_of
 from ..plan.tiling import tiles
 from ..plan.zero import zero_groups
+from ..units import Seconds
 from .transport import GlooTransport, NcclTransport, Transport
 
 
@@ -49,6 +51,8 @@ class Mesh:
         rank: int,
         device: torch.device,
         processes: Sequence[int] | None = None,
+        *,
+        timeout_s: Seconds | None = None,
     ) -> "Mesh":
         """Make every group on every rank, in ascending order of members, once for each distinct set.
 
@@ -61,18 +65,21 @@ class Mesh:
             device: Where it computes.
             processes: Number of each rank's process in the default group; default: that of the rank. A plan
                 that takes the place of another may number the same devices otherwise.
+            timeout_s: Of forming each group, and of what is done on it; default: that of the default group,
+                where torch's own would be half an hour on gloo.
 
         """
         num_ranks = len(plan.devices)
         processes = processes or range(num_ranks)
+        maker = _Maker.of(processes, device, timeout_s)
         sums = reductions(plan, summed)
-        groups = _groups(chain((r.members for r in sums), zero_groups(plan)), rank, processes)
+        groups = _groups(chain((r.members for r in sums), zero_groups(plan)), rank, maker)
         mine = tuple(r for r in sums if rank in r.members)
-        transport = _transport(plan, rank, device, processes)
+        transport = _transport(plan, rank, device, maker)
         starts = frozenset(r.blocks[0] for r in sums if r.tie is None and len(r.members) > 1)
         positions = _positions(plan, rank)
-        tensor = _tensor_peers(plan, rank, processes)
-        experts = _expert_meshes(plan, rank, tensor, processes)
+        tensor = _tensor_peers(plan, rank, maker)
+        experts = _expert_meshes(plan, rank, tensor, maker)
         mine_at = places_of(plan, rank)
         return cls(mine_at, device, mine, starts, positions, groups, tensor, experts, transport, num_ranks)
 
@@ -90,33 +97,65 @@ class Mesh:
         """The default group, or None for a single rank."""
         return self.groups.get(tuple(range(self.num_ranks)))
 
+    def every_group(self) -> tuple[dist.ProcessGroup, ...]:
+        """All groups that this rank communicates on, each once: the default one and those that were made."""
+        inside = [peers for mesh in self.experts.values() for peers in (mesh.experts, mesh.tensor) if peers]
+        found = chain(
+            self.groups.values(),
+            (peers.group for peers in (*self.tensor.values(), *inside)),
+            self.transport.groups(),
+        )
+        return tuple(dict.fromkeys(found))
+
     def close(self) -> None:
         """Destroy the groups that were made, and forget all; the default one stays with whoever made it."""
         world = self.world
-        for group in self.groups.values():
+        for group in self.every_group():
             if group is not world:
                 dist.destroy_process_group(group)
-        self.groups.clear()
-        inside = [peers for mesh in self.experts.values() for peers in (mesh.experts, mesh.tensor) if peers]
-        inside += self.tensor.values()
-        for made in {id(peers.group): peers.group for peers in inside}.values():
-            dist.destroy_process_group(made)
-        self.tensor.clear()
-        self.experts.clear()
+        for forgotten in (self.groups, self.tensor, self.experts):
+            forgotten.clear()
         self.transport.close()
 
 
-def _tensor_peers(plan: Plan, rank: int, processes: Sequence[int]) -> dict[int, Peers]:
+@dataclass(frozen=True, slots=True)
+class _Maker:
+    """Makes groups of the plan's ranks, all with one time limit."""
+
+    processes: Sequence[int]
+    """By rank, the number of its process in the default group."""
+    timeout: timedelta | None
+    """None only where there is no default group, hence a single rank."""
+
+    @classmethod
+    def of(cls, processes: Sequence[int], device: torch.device, timeout_s: Seconds | None) -> "_Maker":
+        if timeout_s is not None:
+            return cls(processes, timedelta(seconds=timeout_s))
+        world = dist.group.WORLD
+        return cls(processes, None if world is None else world._get_backend(device).options._timeout)
+
+    def group(self, ranks: Iterable[int]) -> dist.ProcessGroup:
+        """A group numbers its members by process, whatever their ranks."""
+        made: dist.ProcessGroup = dist.new_group(
+            [self.processes[rank] for rank in ranks], timeout=self.timeout
+        )
+        return made
+
+    def peers(self, group: dist.ProcessGroup, ranks: Sequence[int]) -> Peers:
+        return Peers.of(group, [self.processes[rank] for rank in ranks])
+
+
+def _tensor_peers(plan: Plan, rank: int, maker: _Maker) -> dict[int, Peers]:
     """Groups of their own, though sums of gradients may have the same members: those are issued between."""
     replicas = [(s, ranks) for (_, s), stage in ranks_of_stages(plan).items() for ranks in stage]
     members = _distinct(tuple(sorted(ranks)) for _, ranks in replicas)
-    made = {ranks: _new_group(ranks, processes) for ranks in members}
+    made = {ranks: maker.group(ranks) for ranks in members}
     mine = [(s, ranks) for s, ranks in replicas if rank in ranks and len(ranks) > 1]
-    return {s: _peers(made[tuple(sorted(ranks))], ranks, processes) for s, ranks in mine}
+    return {s: maker.peers(made[tuple(sorted(ranks))], ranks) for s, ranks in mine}
 
 
 def _expert_meshes(
-    plan: Plan, rank: int, tensor: Mapping[int, Peers], processes: Sequence[int]
+    plan: Plan, rank: int, tensor: Mapping[int, Peers], maker: _Maker
 ) -> dict[int, ExpertMesh]:
     """Groups of their own too, of the tiles of every stage; those of EP may span nodes."""
     ranks_of = {stage: tuple(chain(*ranks)) for stage, ranks in ranks_of_stages(plan).items()}
@@ -127,11 +166,11 @@ def _expert_meshes(
         for tile in found
         for devices in (tile.experts, tile.tensors)
     ]
-    made = {ranks: _new_group(ranks, processes) for ranks in _distinct(tuple(sorted(r)) for r in every)}
+    made = {ranks: maker.group(ranks) for ranks in _distinct(tuple(sorted(r)) for r in every)}
 
     def peers(stage: tuple[int, int], devices: Sequence[int]) -> Peers | None:
         ranks = tuple(ranks_of[stage][device] for device in devices)
-        return _peers(made[tuple(sorted(ranks))], ranks, processes) if len(ranks) > 1 else None
+        return maker.peers(made[tuple(sorted(ranks))], ranks) if len(ranks) > 1 else None
 
     return {
         stage[1]: ExpertMesh(
@@ -151,12 +190,12 @@ def _positions(plan: Plan, rank: int) -> dict[int, Position]:
 
 
 def _groups(
-    members: Iterable[tuple[int, ...]], rank: int, processes: Sequence[int]
+    members: Iterable[tuple[int, ...]], rank: int, maker: _Maker
 ) -> dict[tuple[int, ...], dist.ProcessGroup]:
-    everyone = tuple(range(len(processes)))
+    everyone = tuple(range(len(maker.processes)))
     if len(everyone) == 1:
         return {}
-    made = {ranks: _new_group(ranks, processes) for ranks in _distinct(members) if ranks != everyone}
+    made = {ranks: maker.group(ranks) for ranks in _distinct(members) if ranks != everyone}
     world = dist.group.WORLD
     assert world is not None
     return {everyone: world, **{ranks: group for ranks, group in made.items() if rank in ranks}}
@@ -166,20 +205,10 @@ def _distinct(members: Iterable[tuple[int, ...]]) -> list[tuple[int, ...]]:
     return sorted({ranks for ranks in members if len(ranks) > 1})
 
 
-def _new_group(ranks: Iterable[int], processes: Sequence[int]) -> dist.ProcessGroup:
-    """A group numbers its members by process, whatever their ranks."""
-    made: dist.ProcessGroup = dist.new_group([processes[rank] for rank in ranks])
-    return made
-
-
-def _peers(group: dist.ProcessGroup, ranks: Sequence[int], processes: Sequence[int]) -> Peers:
-    return Peers.of(group, [processes[rank] for rank in ranks])
-
-
-def _transport(plan: Plan, rank: int, device: torch.device, processes: Sequence[int]) -> Transport:
+def _transport(plan: Plan, rank: int, device: torch.device, maker: _Maker) -> Transport:
     if device.type != "cuda":
-        return GlooTransport(processes)
-    return NcclTransport.form(_neighbours(plan), rank, device, processes)
+        return GlooTransport(maker.processes)
+    return NcclTransport.form(_neighbours(plan), rank, device, maker.processes, maker.timeout)
 
 
 def _neighbours(plan: Plan) -> Iterator[tuple[int, int]]:

@@ -1,6 +1,7 @@
 """Messages between two ranks: gloo with tags on the world group, NCCL with a communicator a direction."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from datetime import timedelta
 from typing import Protocol
 
 import torch
@@ -22,8 +23,12 @@ class Transport(Protocol):
         """Start receiving into a contiguous tensor."""
         ...
 
+    def groups(self) -> tuple[dist.ProcessGroup, ...]:
+        """Those that were made for it and that this rank is in."""
+        ...
+
     def close(self) -> None:
-        """Destroy what was made for it."""
+        """Let go of them; whoever made them destroys them."""
         ...
 
 
@@ -48,8 +53,12 @@ class GlooTransport:
         assert work is not None
         return work
 
+    def groups(self) -> tuple[dist.ProcessGroup, ...]:
+        """None: the default group is not its own."""
+        return ()
+
     def close(self) -> None:
-        """The default group is not its own."""
+        """Nothing is held."""
 
 
 class NcclTransport:
@@ -69,15 +78,23 @@ class NcclTransport:
 
     @classmethod
     def form(
-        cls, pairs: Iterable[tuple[int, int]], rank: int, device: torch.device, processes: Sequence[int]
+        cls,
+        pairs: Iterable[tuple[int, int]],
+        rank: int,
+        device: torch.device,
+        processes: Sequence[int],
+        timeout: timedelta | None = None,
     ) -> "NcclTransport":
         """Make the communicators of all (sender, receiver) ``pairs``, on every rank in the same order.
 
         Each is used once, since NCCL connects at the first message; without it the first step would wait.
-        ``processes`` are the numbers of the ranks' processes in the default group.
+        ``processes`` are the numbers of the ranks' processes in the default group; ``timeout`` is that of
+        each communicator, by default torch's.
         """
         members = {pair: sorted(processes[each] for each in pair) for pair in sorted(set(pairs))}
-        groups = {pair: dist.new_group(both, backend="nccl") for pair, both in members.items()}
+        groups = {
+            pair: dist.new_group(both, timeout=timeout, backend="nccl") for pair, both in members.items()
+        }
         mine = {pair: group for pair, group in groups.items() if rank in pair}
         transport = cls(mine, rank, processes)
         for sender, receiver in transport._pairs:
@@ -102,8 +119,10 @@ class NcclTransport:
         assert work is not None
         return work
 
+    def groups(self) -> tuple[dist.ProcessGroup, ...]:
+        """The communicators of this rank."""
+        return tuple(self._pairs.values())
+
     def close(self) -> None:
-        """Destroy the communicators."""
-        for group in self._pairs.values():
-            dist.destroy_process_group(group)
+        """Forget the communicators."""
         self._pairs.clear()
