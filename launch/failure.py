@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from arachne_runtime.errors import WorkerFailedError
+from arachne_runtime.errors import UnsupportedEnvironmentError, WorkerFailedError
 from arachne_runtime.plan.document import Document
 from arachne_runtime.plan.placement import places
 from arachne_runtime.plan.plan import Plan
@@ -102,6 +102,10 @@ class RanksFailedError(WorkerFailedError):
         self.report = report
         self.rank, self.worker_code = report.root.rank, report.root.code
         super().__init__(str(report))
+
+
+class NodeLostError(UnsupportedEnvironmentError):
+    """A node of a job is gone, or could not be reached, and told of no failed rank."""
 
 
 def where_in(plan: Plan) -> Callable[[int], str]:

@@ -20,13 +20,19 @@ from pathlib import Path
 
 import msgspec
 
-from arachne_runtime.errors import InvalidFileError, Problem, UnsupportedEnvironmentError, UsageError
+from arachne_runtime.errors import (
+    ExitCode,
+    InvalidFileError,
+    Problem,
+    UnsupportedEnvironmentError,
+    UsageError,
+)
 from arachne_runtime.plan import files
 from arachne_runtime.plan.cluster import node_of
 from arachne_runtime.plan.placement import rank_order
 from arachne_runtime.plan.plan import Plan
 
-from .failure import Failure, RanksFailedError, Report
+from .failure import Failure, NodeLostError, RanksFailedError, Report
 from .hosts import Hosts, is_local
 from .worker import EXIT_LIMIT_S
 
@@ -41,6 +47,8 @@ GRACE_S = 1.0
 END_S = 15.0
 """How long a node may take to stop its ranks when its leash is gone."""
 _TAIL_LINES = 10
+_MISTAKES = (ExitCode.USAGE, ExitCode.INVALID_FILE, ExitCode.NO_FEASIBLE_PLAN)
+"""A node that exits with one of these does so every time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +102,11 @@ def commands(plan: Plan, hosts: Hosts, words: dict[str, list[str]]) -> dict[str,
 
 
 def start(plan: Plan, started: dict[str, list[str]]) -> None:
-    """Run every node's command to its end; RanksFailedError with the root failure of all nodes."""
+    """Run every node's command to its end; RanksFailedError with the root failure of all nodes.
+
+    NodeLostError where a node ended and told of no rank; UnsupportedEnvironmentError where that was
+    a mistake.
+    """
     held = [_Held(name, command) for name, command in started.items()]
     first = None
     try:
@@ -107,7 +119,8 @@ def start(plan: Plan, started: dict[str, list[str]]) -> None:
     if failures:
         raise RanksFailedError(Report(failures, len(plan.devices)))
     if first is not None:
-        raise UnsupportedEnvironmentError(first.complaint())
+        mistaken = first.process.returncode in _MISTAKES
+        raise (UnsupportedEnvironmentError if mistaken else NodeLostError)(first.complaint())
 
 
 def hold_leash(plan: Plan) -> None:

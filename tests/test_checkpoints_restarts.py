@@ -10,7 +10,7 @@ import pytest
 
 from arachne_runtime.plan.files import write
 from bench.checkpoints_train import losses, told
-from launch.failure import Failure, RanksFailedError, Report
+from launch.failure import Failure, NodeLostError, RanksFailedError, Report
 from launch.restarts import with_restarts
 from tests.test_session import LITTLE
 
@@ -60,6 +60,17 @@ def test_restarts_are_counted_and_told(capsys):
     assert capsys.readouterr().err.count("restart ") == 2
     with pytest.raises(RanksFailedError, match="rank 0 failed"):
         failing(3)
+
+
+def test_a_lost_node_has_time_to_come_back():
+    pauses: list[float] = []
+
+    def start() -> None:
+        raise NodeLostError("node a: ssh exited with code 255")
+
+    with pytest.raises(NodeLostError):
+        with_restarts(start, 8, pauses.append)
+    assert pauses == [1, 2, 4, 8, 16, 32, 60, 60]
 
 
 def test_a_single_node_cannot_restart_the_others(tmp_path):

@@ -172,6 +172,17 @@ def test_a_node_that_cannot_start_ends_the_job_with_its_words(job):
     assert done.stderr.splitlines()[-2:] == ["node a: ssh exited with code 255", "  ssh: no route to host"]
 
 
+def test_a_lost_node_starts_again_with_all_others(job):
+    """The first time ssh breaks off, as when the node reboots."""
+    ssh, once = job.folder / "bin" / "ssh", job.folder / "lost"
+    lost = f"#!/bin/sh\n[ -e {once} ] || {{ touch {once}; echo 'ssh: connection lost' >&2; exit 255; }}\n"
+    ssh.write_text(lost + ssh.read_text().removeprefix("#!/bin/sh\n"))
+    done = job.run("--max-restarts", "1")
+    assert done.returncode == 0, done.stderr
+    assert "node a: ssh exited with code 255\n  ssh: connection lost\nrestart 1 of 1" in done.stderr
+    check_ranks(job.ranks())
+
+
 def test_another_plan_on_another_node_is_noticed(job):
     other = (
         (job.folder / "bin" / "ssh")
@@ -180,8 +191,9 @@ def test_another_plan_on_another_node_is_noticed(job):
     )
     (job.folder / "bin" / "ssh").write_text(other)
     job.write_hosts(v="127.0.0.1")
-    done = job.run()
+    done = job.run("--max-restarts", "3")  # a mistake, which no restart mends
     assert done.returncode == 5
+    assert "restart" not in done.stderr
     assert "the plan on this node differs from the one where the job was started" in done.stderr
 
 
