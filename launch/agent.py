@@ -26,16 +26,15 @@ from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 from arachne_runtime.errors import UnsupportedEnvironmentError
 
 from . import lab
-from .cpu_ranks import CPU_RANKS
+from .agent_logs import AgentLogs
 from .failure import RanksFailedError, Report, read_failure
 from .folders import make_writable
+from .rank_environment import RUN_VARIABLE, on_cpus, search_path
 from .stopped import StopWatch
 from .streams import RankStreams
 from .survivors import SHUTDOWN_S, no_survivors
 from .worker import DEVICE_VARIABLE
 
-RUN_VARIABLE = "ARACHNE_RUN"
-"""In the environment of every process of a job: tells them from all others."""
 RENDEZVOUS_S = 600
 """How long nodes wait for each other."""
 _PORT_TRIES = 3
@@ -85,20 +84,18 @@ def launch(job: Job) -> None:
     stops = StopWatch(len(job.devices), mark, limit_s=0.0 if supervised else None)
     with tempfile.TemporaryDirectory(prefix="arachne-run-") as scratch:
         ranks = range(job.meeting.first_rank, job.meeting.first_rank + len(job.devices))
+        names = [str(rank) for rank in ranks]
         streams = RankStreams(
-            Path(scratch),
-            ranks,
-            [_rank_environment(job, device, run_id) for device in job.devices],
-            prefixed=job.num_ranks > 1,
-            quiet=job.quiet,
-            log_dir=job.log_dir,
+            Path(scratch), names, prefixed=job.num_ranks > 1, quiet=job.quiet, log_dir=job.log_dir
         )
+        environments = [_rank_environment(job, device, run_id) for device in job.devices]
+        logs = AgentLogs(Path(scratch), names, environments, streams)
         stopped_by: signal.Signals | None = None
         failed: ChildFailedError | None = None
         with _undisturbed():
             try:
                 with streams, no_survivors(mark), stops:
-                    _start(job, streams)
+                    _start(job, logs)
             except SignalException as error:
                 stopped_by = error.sigval
             except ChildFailedError as error:
@@ -107,10 +104,10 @@ def launch(job: Job) -> None:
             os.kill(os.getpid(), stopped_by)  # as if we had never caught it: the caller's handler decides
             raise KeyboardInterrupt
         if failed is not None:
-            raise RanksFailedError(_report(job, failed, streams, Path(scratch), stops.ended))
+            raise RanksFailedError(_report(job, failed, streams, stops.ended))
 
 
-def _start(job: Job, streams: RankStreams) -> None:
+def _start(job: Job, logs: AgentLogs) -> None:
     meeting = job.meeting
     for attempt in range(_PORT_TRIES):
         port = meeting.port or free_port()
@@ -125,7 +122,7 @@ def _start(job: Job, streams: RankStreams) -> None:
             rdzv_configs={"rank": meeting.node_rank, "timeout": RENDEZVOUS_S},
             max_restarts=0,
             monitor_interval=0.05,
-            logs_specs=streams,
+            logs_specs=logs,
             shutdown_timeout=SHUTDOWN_S,
             signals_to_handle=",".join(number.name for number in _heeded()),
         )
@@ -160,23 +157,17 @@ def _no_meeting(
 
 
 def _rank_environment(job: Job, device: str, run_id: str) -> dict[str, str]:
-    root = str(Path(__file__).parents[1])
-    search = os.environ.get("PYTHONPATH", "").split(os.pathsep)
-    found = {DEVICE_VARIABLE: device, RUN_VARIABLE: run_id}
-    if Path(root).name not in ("site-packages", "dist-packages") and root not in search:
-        found["PYTHONPATH"] = os.pathsep.join([root, *filter(None, search)])
+    found = {DEVICE_VARIABLE: device, RUN_VARIABLE: run_id, **search_path()}
     if not cuda.is_available():
-        found |= {name: value for name, value in CPU_RANKS.items() if name not in os.environ}
+        found |= on_cpus()
     return {**found, **job.environment}
 
 
-def _report(
-    job: Job, failed: ChildFailedError, streams: RankStreams, scratch: Path, stopped: Set[int]
-) -> Report:
+def _report(job: Job, failed: ChildFailedError, streams: RankStreams, stopped: Set[int]) -> Report:
     failures = []
     first_s = min(process.timestamp for process in failed.failures.values())
     for rank, process in failed.failures.items():
-        told, now_s, tail = process.error_file_data, time.time(), streams.tail(rank)
+        told, now_s, tail = process.error_file_data, time.time(), streams.tail(str(rank))
         failure = read_failure(rank, job.where(rank), process.exitcode, now_s, told, tail)
         killed = not failure.recorded and failure.code == -signal.SIGKILL
         failures.append(
@@ -186,24 +177,12 @@ def _report(
                 unresponsive=rank not in stopped
                 and killed
                 and process.timestamp - first_s >= SHUTDOWN_S - 1,  # whole seconds
-                traceback_file=_keep_traceback(job, scratch, rank),
+                traceback_file=streams.keep_traceback(str(rank)),
             )
         )
     is_whole = job.meeting.num_nodes == 1
     departed = [rank for rank in range(job.num_ranks) if rank not in failed.failures] if is_whole else []
     return Report(tuple(failures), job.num_ranks, tuple(departed), is_whole)
-
-
-def _keep_traceback(job: Job, scratch: Path, rank: int) -> str | None:
-    written = scratch / f"rank-{rank}" / "traceback.txt"
-    if job.log_dir is None or not written.exists():
-        return None
-    kept = job.log_dir.absolute() / f"rank-{rank}.traceback"
-    try:
-        kept.write_bytes(written.read_bytes())
-    except OSError:  # a full disk must not hide why the rank failed
-        return None
-    return str(kept)
 
 
 def free_port() -> int:

@@ -1,26 +1,26 @@
-"""What ranks print, and the folders in which they leave their errors: torch's log specification, with pipes.
+"""What ranks print, through pipes, and the folders in which they leave their errors; knows no torch.
 
 torch's own redirection goes through growing files that are read ten times a second; a pipe passes a line on
 at once and leaves nothing behind. ``launch.worker`` opens its end.
 """
 
+import json
 import os
 import re
 import selectors
 import sys
 import threading
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, TextIO
+from typing import IO, Any, TextIO
 
-from torch.distributed.elastic.multiprocessing import LogsDest, LogsSpecs
-
-from .worker import ERR_VARIABLE, OUT_VARIABLE
+from .worker import ERR_VARIABLE, ERROR_VARIABLE, OUT_VARIABLE
 
 OUT, ERR = "out", "err"
+ERROR_FILE = "error.json"
 _TAIL_LINES = 12
 """Lines of a rank's standard error kept for a failure that left no other word."""
 _POLL_S = 0.05
@@ -85,43 +85,35 @@ def _written(stream: IO[str], text: str) -> OSError | None:
     return None
 
 
-class RankStreams(LogsSpecs):
-    """Gives each rank its environment, its error file and its output; a context manager around the launch."""
+class RankStreams:
+    """Gives each rank its error file and its output; a context manager around the launch."""
 
     def __init__(
         self,
         folder: Path,
-        ranks: Sequence[int],
-        environments: Sequence[Mapping[str, str]],
+        names: Sequence[str],
         *,
         prefixed: bool,
         quiet: bool = False,
         log_dir: Path | None = None,
     ) -> None:
-        super().__init__()
         self._folder = folder
-        self._ranks = ranks
-        self._environments = environments
+        self._names = names
         self._direct = not prefixed and not quiet and log_dir is None
         self._log_dir = log_dir
-        self._streams: dict[tuple[int, str], _Stream] = {}
+        self._streams: dict[tuple[str, str], _Stream] = {}
         self._prefixed = prefixed
         self._quiet = quiet
         self._ended = threading.Event()
         self._thread: threading.Thread | None = None
 
-    @property
-    def root_log_dir(self) -> str:
-        """Folder of the error files."""
-        return str(self._folder)
-
     def __enter__(self) -> "RankStreams":
         if self._log_dir is not None:
             self._log_dir.mkdir(parents=True, exist_ok=True)
         if not self._direct:
-            for rank in self._ranks:
-                for name, shown_on in ((OUT, sys.stdout), (ERR, sys.stderr)):
-                    self._streams[rank, name] = self._open(rank, name, shown_on)
+            for name in self._names:
+                for kind, shown_on in ((OUT, sys.stdout), (ERR, sys.stderr)):
+                    self._streams[name, kind] = self._open(name, kind, shown_on)
             self._thread = threading.Thread(target=self._pump, name="rank-output", daemon=True)
             self._thread.start()
         return self
@@ -131,30 +123,52 @@ class RankStreams(LogsSpecs):
         if self._thread is not None:
             self._thread.join()
 
-    def reify(self, envs: dict[int, dict[str, str]]) -> LogsDest:
-        """Called by torch's agent before it starts ranks: their environments, and where they write."""
-        errors = {}
-        for local, env in envs.items():
-            folder = self._folder / f"rank-{self._ranks[local]}"
-            folder.mkdir(exist_ok=True)
-            errors[local] = env["TORCHELASTIC_ERROR_FILE"] = str(folder / "error.json")
-            env.update(self._environments[local])
-            for name, variable in ((OUT, OUT_VARIABLE), (ERR, ERR_VARIABLE)):
-                if stream := self._streams.get((self._ranks[local], name)):
-                    env[variable] = f"/proc/{os.getpid()}/fd/{stream.writer}"
-        inherited = dict.fromkeys(envs, "")
-        return LogsDest(stdouts=inherited, stderrs=dict(inherited), error_files=errors)
+    def variables(self, name: str) -> dict[str, str]:
+        """Where a rank that is about to start writes; errors of one before it are gone."""
+        folder = self._folder_of(name)
+        folder.mkdir(exist_ok=True)
+        for left in folder.iterdir():
+            left.unlink()
+        found = {ERROR_VARIABLE: str(folder / ERROR_FILE)}
+        for kind, variable in ((OUT, OUT_VARIABLE), (ERR, ERR_VARIABLE)):
+            if stream := self._streams.get((name, kind)):
+                found[variable] = f"/proc/{os.getpid()}/fd/{stream.writer}"
+        return found
 
-    def tail(self, rank: int) -> tuple[str, ...]:
+    def tail(self, name: str) -> tuple[str, ...]:
         """The last lines of a rank's standard error; none where it went straight to the terminal."""
-        stream = self._streams.get((rank, ERR))
+        stream = self._streams.get((name, ERR))
         return tuple(stream.tail) if stream else ()
 
-    def _open(self, rank: int, name: str, shown_on: TextIO) -> _Stream:
+    def error(self, name: str) -> dict[str, Any]:
+        """What a rank that has ended wrote down of its error; empty where it could not."""
+        try:
+            found = json.loads((self._folder_of(name) / ERROR_FILE).read_bytes())
+        except (OSError, ValueError):
+            return {}
+        return found if isinstance(found, dict) else {}
+
+    def keep_traceback(self, name: str) -> str | None:
+        """The file of the log folder with the whole traceback of a failed rank; None where there is none."""
+        written = self._folder_of(name) / "traceback.txt"
+        if self._log_dir is None or not written.exists():
+            return None
+        kept = self._log_dir.absolute() / f"{_file_name(name)}.traceback"
+        try:
+            kept.write_bytes(written.read_bytes())
+        except OSError:  # a full disk must not hide why the rank failed
+            return None
+        return str(kept)
+
+    def _folder_of(self, name: str) -> Path:
+        return self._folder / _file_name(name)
+
+    def _open(self, name: str, kind: str, shown_on: TextIO) -> _Stream:
         reader, writer = os.pipe()
         os.set_blocking(reader, False)
-        prefix = f"[{rank}] " if self._prefixed else ""
-        log = (self._log_dir / f"rank-{rank}.{name}").open("w", encoding="utf-8") if self._log_dir else None
+        prefix = f"[{name}] " if self._prefixed else ""
+        path = self._log_dir / f"{_file_name(name)}.{kind}" if self._log_dir else None
+        log = path.open("w", encoding="utf-8") if path else None
         return _Stream(prefix, None if self._quiet else shown_on, log, reader, writer)
 
     def _pump(self) -> None:
@@ -170,3 +184,8 @@ class RankStreams(LogsSpecs):
                     break
         for stream in self._streams.values():
             stream.close()
+
+
+def _file_name(name: str) -> str:
+    """A colon in a file's name is a host's to many tools."""
+    return f"rank-{name.replace(':', '-')}"
