@@ -74,6 +74,15 @@ class ReplanError(ArachneError, RuntimeError):
     exit_code = ExitCode.WORKER_FAILED
 
 
+class LostStateError(ReplanError):
+    """Parts of the state that no living process holds; says which, and where they may come from."""
+
+    def __init__(self, message: str, names: Sequence[str] = ()) -> None:
+        super().__init__(message)
+        self.names = tuple(names)
+        """Global names of the parameters and buffers of which a part is lost."""
+
+
 class NonFiniteGradientError(ArachneError, FloatingPointError):
     """A gradient of a step is infinite or no number; says block and rank. No parameter was changed."""
 

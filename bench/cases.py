@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from arachne_runtime.engine import Engine, Recipe
 from arachne_runtime.engine.precision import Precision
 from arachne_runtime.model import ModelParts, extra_losses, pipelined
+from arachne_runtime.model.parameters import Values
 from arachne_runtime.plan import order
 from arachne_runtime.plan.plan import Plan
 from arachne_runtime.plan.shards import Intervals
@@ -197,8 +198,8 @@ def reductions_of(size: int):
         order.REDUCTION_BYTES = usual
 
 
-def engine_of(case: Case) -> Engine:
-    """The engine of this rank."""
+def engine_of(case: Case, values: Values | None = None) -> Engine:
+    """The engine of this rank; ``values`` in place of first ones."""
     recipe = Recipe(
         optimizer=case.optimizer,
         loss=case.loss,
@@ -210,7 +211,7 @@ def engine_of(case: Case) -> Engine:
         precision=case.precision,
         seed=5,
     )
-    engine = Engine(case.plan, ModelParts.of(case.model), recipe, blocking=case.blocking)
+    engine = Engine(case.plan, ModelParts.of(case.model), recipe, blocking=case.blocking, values=values)
     if engine.scale is not None:
         engine.scale.value = SCALE
     return engine

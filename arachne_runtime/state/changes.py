@@ -22,6 +22,7 @@ from ..plan.plan import Plan
 from ..plan.rules import check_plan
 from ..plan.zero import zero_group_of
 from ..units import Bytes, Seconds
+from .old import Old
 from .replan import replan
 from .words import Word, agreed
 
@@ -74,29 +75,33 @@ class PlanChanges:
         processes = [self.devices.index(device) for device in rank_order(plan)]
         old, rank = engine.plan, processes.index(together.rank)
         hooks: list[tuple[Records, Tell]] = []
+        had: list[Old] = []
 
-        def open_hooks() -> Word:
+        def prepare() -> Word:
             hooks.append(self.hooks(plan, rank))
+            had.append(Old.of(engine))
             return Word()
 
         def beside(values: Values) -> Engine:
             ((records, tell),) = hooks
             return engine.beside(plan, processes=processes, values=values, recorder=records, on_step=tell)
 
-        agreed(together, open_hooks)  # one that fails within `beside` would leave others in its collectives
-        moved = replan(
-            engine,
+        agreed(together, prepare)  # one that fails within `beside` would leave others in its collectives
+        made = replan(
+            had.pop(),
             beside,
+            together,
             lambda process: node_of(self.devices[process]),
             is_split=bool(zero_group_of(plan, rank)),
         )
+        made.commit(engine)
         change = PlanChange(
             old=old,
             new=plan,
             step=engine.num_steps,
-            moved_bytes=moved.moves.nbytes,
-            sent_bytes=moved.sent_bytes,
-            transfer_s=moved.seconds,
+            moved_bytes=made.moved.moves.nbytes,
+            sent_bytes=made.moved.sent_bytes,
+            transfer_s=made.moved.seconds,
             seconds=time.perf_counter() - start,
         )
         for listener in self.listeners:

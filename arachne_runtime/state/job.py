@@ -3,8 +3,9 @@
 import random
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
+import msgspec
 import torch
 from numpy import array, uint32
 from numpy import random as numpy_random
@@ -30,6 +31,10 @@ class FeedPosition(Document, frozen=True, kw_only=True):
     drop_last: bool
     steps: int
     """Done, over all epochs."""
+
+
+Positions: TypeAlias = tuple[FeedPosition | None, ...]
+"""Of each call of ``session.batches``; None: nothing of it was trained on."""
 
 
 class RandomState(Document, frozen=True, kw_only=True):
@@ -62,6 +67,18 @@ class RandomState(Document, frozen=True, kw_only=True):
         numpy_random.set_state(("MT19937", keys, *self.numpy_rest))
         if self.cuda is not None and device.type == "cuda":
             torch.cuda.set_rng_state(torch.frombuffer(bytearray(self.cuda), dtype=torch.uint8), device)
+
+
+def draw_as(states: Sequence[RandomState], seed: int, device: torch.device) -> None:
+    """Let each generator go on from where all ``states`` have it alike, if they do; else seed it."""
+    seed_all(seed)
+    own = RandomState.here(device)
+    alike = {
+        field: getattr(states[0], field)
+        for field in own.__struct_fields__
+        if states and all(getattr(state, field) == getattr(states[0], field) for state in states)
+    }
+    msgspec.structs.replace(own, **alike).restore(device)
 
 
 class JobState(Document, frozen=True, kw_only=True):

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TypeAlias
 
 import torch
 import torch.distributed as dist
@@ -19,7 +18,7 @@ from ..errors import UnsupportedEnvironmentError, UsageError
 from ..units import Seconds
 from .checkpoint import Snapshot, commit, load
 from .disk import ATTEMPT, refuse_no_safetensors, remove, remove_attempts, sync
-from .job import FeedPosition
+from .job import Positions
 
 LATEST = "latest"
 """A link to the newest, for people and their scripts."""
@@ -27,9 +26,6 @@ VISIBLE_S: Seconds = 60.0
 """How long what another rank has written may take to be seen: network file systems cache for up to a minute
 (acregmax, acdirmax of nfs(5))."""
 _STEP = "step-"
-
-Positions: TypeAlias = tuple[FeedPosition | None, ...]
-"""Of each call of ``session.batches``; None: nothing of it was trained on."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

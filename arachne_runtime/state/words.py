@@ -11,6 +11,7 @@ from ..plan.moves import Kept
 from ..plan.shards import Part
 from .carry import label
 from .holdings import VALUE, Holding, Scalar, States, dtype_called, dtype_name
+from .job import Positions, RandomState
 
 Runs = tuple[tuple[tuple[int, int], ...], ...]
 """Of each dim, where runs start and stop."""
@@ -25,13 +26,14 @@ class Told(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=T
     shape: tuple[int, ...]
     dtype: str
     runs: Runs
+    is_buffer: bool = False
 
     @classmethod
     def of(cls, holding: Holding) -> "Told":
         """Of a holding."""
         runs = tuple(tuple((run.start, run.stop) for run in dim) for dim in holding.part)
         dtype = dtype_name(holding.tensor.dtype)
-        return cls(holding.name, holding.key, label(holding), holding.shape, dtype, runs)
+        return cls(holding.name, holding.key, label(holding), holding.shape, dtype, runs, holding.is_buffer)
 
     @property
     def part(self) -> Part:
@@ -48,6 +50,20 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """State of the schedule."""
 
 
+class Progress(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How far a process has come: what all that hold any state say alike, but for ``shard`` and ``notes``."""
+
+    num_steps: int
+    """Done."""
+    scale: tuple[float, int, int] | None = None
+    """Of the losses, in float16: the fields of ``LossScale``."""
+    feeds: Positions = ()
+    notes: bytes = b""
+    """What else a joiner is to hear, as the first of the others says it."""
+    shard: tuple[int, ...] = ()
+    """Where ZeRO splits its states: its rank, then those of all that share them."""
+
+
 class Word(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What one process says in one round."""
 
@@ -60,6 +76,12 @@ class Word(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Parameters that were frozen since the engine was made."""
     settings: bytes = b""
     """``Settings`` as a message; nothing on a process that has none, or such as no message holds."""
+    progress: Progress | None = None
+    """None on a process that holds nothing."""
+    is_new: bool = False
+    """Whether it has not trained yet, though it may hold what was brought to it."""
+    random: RandomState | None = None
+    """For a joiner, of a process that has trained."""
 
 
 def agreed(together: Together, action: Callable[[], Word]) -> tuple[Word, ...]:
@@ -81,6 +103,30 @@ def agreed(together: Together, action: Callable[[], Word]) -> tuple[Word, ...]:
     return words
 
 
+def progress_of(words: Sequence[Word]) -> Progress:
+    """What all that hold any state have done; ReplanError, alike on every process, where they differ."""
+    told = [(process, word.progress) for process, word in enumerate(words) if word.progress is not None]
+    if not told:
+        raise ReplanError("no process holds any state; load a checkpoint")
+    first, progress = told[0]
+    for process, other in told[1:]:
+        if (other.num_steps, other.scale, other.feeds) != (
+            progress.num_steps,
+            progress.scale,
+            progress.feeds,
+        ):
+            raise ReplanError(
+                f"processes {first} and {process} are not between the same two steps: {_said(progress)}, and "
+                f"{_said(other)}; the job keeps its plan"
+            )
+    return progress
+
+
+def _said(progress: Progress) -> str:
+    places = [feed.steps if feed is not None else 0 for feed in progress.feeds]
+    return f"{progress.num_steps} steps done, at {places} of its data, loss scale {progress.scale}"
+
+
 def states_told(words: Iterable[Word]) -> dict[str, States]:
     """Which states the parameters have, from the words of all; a parameter without any is not there."""
     dtypes: dict[str, dict[str, Any]] = {}
@@ -96,7 +142,7 @@ def states_told(words: Iterable[Word]) -> dict[str, States]:
 
 def kept_of(before: Sequence[Word], after: Sequence[Word]) -> tuple[Kept, ...]:
     """Who has and who needs what, from the words of all."""
-    had, needed = _by_label(before), _by_label(after)
+    had, needed = parts_by_label(before), parts_by_label(after)
     tellings = {told.label: told for words in (after, before) for word in words for told in word.parts}
     return tuple(
         Kept(
@@ -110,7 +156,8 @@ def kept_of(before: Sequence[Word], after: Sequence[Word]) -> tuple[Kept, ...]:
     )
 
 
-def _by_label(words: Sequence[Word]) -> dict[str, dict[int, tuple[Part, ...]]]:
+def parts_by_label(words: Sequence[Word]) -> dict[str, dict[int, tuple[Part, ...]]]:
+    """By label of the whole tensor and process, the parts that are told."""
     found: dict[str, dict[int, tuple[Part, ...]]] = {}
     for process, word in enumerate(words):
         for told in word.parts:
