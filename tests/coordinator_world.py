@@ -9,6 +9,7 @@ from arachne_runtime.membership.messages import (
     Beat,
     ChangeWanted,
     Completed,
+    Done,
     Ended,
     Exited,
     Freeze,
@@ -54,6 +55,7 @@ class Worker:
     held: int | None = None
     flags: Flags | None = None
     repeated: list = field(default_factory=list)  # what it says again after a reconnection
+    end: Refused | Ended | None = None
 
     def hear(self, message) -> list:
         """What it answers."""
@@ -65,7 +67,7 @@ class Worker:
             case Freeze(generation=number) | ChangeWanted(generation=number) if number == self.generation:
                 return self.stop()
             case Refused() | Ended():
-                self.alive = False
+                self.alive, self.end = False, message
         return []
 
     def stop(self) -> list:
@@ -112,6 +114,7 @@ class World:
         self.silent: set[str] = set()  # nodes whose agent says nothing
         self.asked: deque[AskPlan] = deque()
         self.log: list[str] = []
+        self.said: list[Exited] = []  # by agents, who say it again to another coordinator
         self.connections = 0
         self.restart()
 
@@ -206,13 +209,23 @@ class World:
         if node not in self.agents:
             self.agents[node] = self.connect()
             self.say(self.agents[node], AgentHello(node=node))
+            for exited in [one for one in self.said if one.device[0] == node]:
+                self.say(self.agents[node], exited)
         return self.agents[node]
 
-    def die(self, worker: Worker, told: bool = True) -> None:
+    def finish(self, worker: Worker) -> None:
+        """Its script comes to its end."""
+        worker.trains = False
+        worker.repeated.append(Done())
+        if worker.connection is not None:
+            self.say(worker.connection, Done())
+
+    def die(self, worker: Worker, told: bool = True, code: int = -9) -> None:
         worker.alive = False
         if told:
             member = worker.member
-            exited = Exited(device=member.device, incarnation=member.incarnation, code=-9)
+            exited = Exited(device=member.device, incarnation=member.incarnation, code=code)
+            self.said.append(exited)
             self.say(self.agent(member.device[0]), exited)
         if worker.connection is not None:
             self.do(self.machine.disconnect(worker.connection, self.now_s))

@@ -13,6 +13,7 @@ from arachne_runtime.membership.messages import (
     Frozen,
     Leaving,
     MemberHello,
+    Progress,
     Stopped,
 )
 from launch.coordinator.phase import Phase
@@ -267,6 +268,18 @@ class Chaos(RuleBasedStateMachine):
             failed = Failed(generation=worker.generation, why="connection reset")
             self.world.say(worker.connection, failed if number % 2 else Leaving())
 
+    @rule(number=strategies.integers(0, 9), way=strategies.integers(0, 11))
+    def progress_or_end(self, number, way):
+        if not (worker := self.worker(number)):
+            return
+        if way == 0:
+            self.world.finish(worker)
+        elif way == 1:
+            self.world.die(worker, code=0)
+        elif worker.connection is not None:
+            told = Progress(generation=worker.generation, step=worker.applied, samples_per_s=1.0)
+            self.world.say(worker.connection, told)
+
     @rule(node=strategies.sampled_from("abc"))
     def go_silent_or_speak(self, node):
         self.world.silent ^= {node}
@@ -309,7 +322,8 @@ class Chaos(RuleBasedStateMachine):
         machine, alive = self.world.machine, [w.member for w in self.world.workers if w.alive]
         if machine.phase is Phase.TRAINING:
             assert machine.history.is_completed
-            assert set(machine.history.record.members) <= set(alive)
+            done = machine._roster.done
+            assert {m for m in machine.history.record.members if m.incarnation not in done} <= set(alive)
             steps = {worker.applied for worker in self.world.team() if worker.holds}
             assert max(steps) - min(steps) <= 1
         else:

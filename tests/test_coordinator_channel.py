@@ -26,11 +26,13 @@ from arachne_runtime.membership.messages import (
     AskStatus,
     Beat,
     ChangeWanted,
+    Done,
     Exited,
     Failed,
     Freeze,
     Frozen,
     MemberHello,
+    Progress,
     Status,
     decode_outbound,
     encode_inbound,
@@ -175,6 +177,8 @@ def noise(random_source, number) -> bytes:
         Frozen(
             generation=1, report=Report(applied=1, entered=2, held=1, flags=Flags(step=1, is_finite=True))
         ),
+        Progress(generation=1, step=3, samples_per_s=1.5),
+        Done(),
         Beat(),
     ]
     content = bytearray(
@@ -282,7 +286,7 @@ def test_a_joiner_comes_in_between_two_steps(coordinator):
 def test_a_killed_coordinator_comes_back_and_nobody_is_lost(coordinator):
     with job(coordinator) as (members, agents):
         coordinator.kill()
-        members[0].failed("told while nobody listens")
+        members[0].progress(1, 1.0)  # told while nobody listens
         coordinator.start()
         end = time.monotonic() + 10
         while (status := coordinator.status()).phase != "training":

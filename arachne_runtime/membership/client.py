@@ -2,6 +2,7 @@
 
 import secrets
 import threading
+import time
 from collections.abc import Callable
 from typing import Self, TypeAlias
 
@@ -15,6 +16,7 @@ from .messages import (
     Beat,
     ChangeWanted,
     Completed,
+    Done,
     Ended,
     Exited,
     Failed,
@@ -25,6 +27,7 @@ from .messages import (
     Member,
     MemberHello,
     Outbound,
+    Progress,
     Published,
     Ready,
     Record,
@@ -34,6 +37,8 @@ from .messages import (
 )
 
 Stop: TypeAlias = Freeze | ChangeWanted
+PROGRESS_S: Seconds = 1.0
+"""Between two words of progress."""
 
 
 class CoordinatorLostError(ArachneError, ConnectionError):
@@ -44,14 +49,23 @@ class RefusedError(ArachneError, RuntimeError):
     """The coordinator does not take this process (again); its state is of no use, start another."""
 
 
+class LeftOutError(RefusedError):
+    """A newer plan does without this process; its state is of no use any more, start another."""
+
+
 class JobEndedError(ArachneError, RuntimeError):
     """The coordinator has ended the job; save a checkpoint and end."""
+
+
+class JobDoneError(JobEndedError):
+    """The script of every member has come to its end: nothing is left to do, and nothing to save."""
 
 
 class MemberClient:
     """A device's process in an elastic job, from any thread.
 
-    ``on_stop`` is called in the line's thread as soon as the generation must end; it must not block.
+    ``on_stop`` is called in the line's thread as soon as the generation must end; it must not block. A
+    refusal, a plan without this process and an end of the job come as a `Freeze` there; the waits raise them.
     """
 
     def __init__(
@@ -70,7 +84,9 @@ class MemberClient:
         self._stop: Stop | None = None
         self._end: ArachneError | None = None
         self._repeated: tuple[Inbound, ...] = ()
-        self._leaving = False
+        self._lasting: tuple[Inbound, ...] = ()
+        """Said again on each connection."""
+        self._progress_at_s: Seconds = 0.0
         self._line = Line(address, token, self._opening, self._hear)
 
     @property
@@ -85,7 +101,7 @@ class MemberClient:
 
     def failed(self, why: str) -> None:
         """A collective of this generation has failed here; of ``why`` the first line is told."""
-        self._line.say(Failed(generation=self.generation, why=why.partition("\n")[0][:200]))
+        self._say_until_next(Failed(generation=self.generation, why=why.partition("\n")[0][:200]))
 
     def frozen(self, report: Report | None) -> None:
         """Nothing changes here until the next record; None: it holds no state yet."""
@@ -97,13 +113,29 @@ class MemberClient:
 
     def leaving(self) -> None:
         """It will be ended soon: plan without it."""
-        self._leaving = True
-        self._line.say(Leaving())
+        self._say_always(Leaving())
+
+    def done(self) -> None:
+        """Its script has come to its end, so its going stops nobody; say it before leaving the groups."""
+        self._say_always(Done())
+
+    def progress(self, step: int, samples_per_s: float) -> None:
+        """For the status, after each step: the first member says so once a second, the others nothing.
+
+        ``step``: the last one applied, from 1.
+        """
+        now_s = time.monotonic()
+        if now_s >= self._progress_at_s:
+            self._progress_at_s = now_s + PROGRESS_S
+            if self.record is not None and self.record.members[0] == self.member:
+                told = Progress(generation=self.generation, step=step, samples_per_s=samples_per_s)
+                self._line.say(told)
 
     def wait_record(self, after: int, timeout_s: Seconds) -> Record:
         """The first record newer than generation ``after`` that it is in.
 
-        Raises CoordinatorLostError after ``timeout_s``, RefusedError and JobEndedError.
+        Raises CoordinatorLostError after ``timeout_s``, RefusedError (LeftOutError where a newer record does
+        without it) and JobEndedError (JobDoneError where the script is done).
         """
         self._wait(lambda: self.generation > after, timeout_s, f"a record after generation {after}")
         assert self.record is not None
@@ -119,9 +151,11 @@ class MemberClient:
         return self._completed >= generation
 
     def wait_stop(self, timeout_s: Seconds) -> Stop | None:
-        """What ends the generation it is in; None: nothing within the time."""
+        """What ends the generation it is in; None: nothing within the time. Raises as `wait_record`."""
         with self._changed:
             self._changed.wait_for(lambda: self._stop is not None or self._end is not None, timeout_s)
+            if self._end is not None:
+                raise self._end
         return self._stop
 
     def close(self) -> None:
@@ -151,11 +185,16 @@ class MemberClient:
             self._repeated = (*self._repeated, message)
         self._line.say(message)
 
+    def _say_always(self, message: Inbound) -> None:
+        with self._changed:
+            self._lasting = (*self._lasting, message)
+        self._line.say(message)
+
     def _opening(self) -> list[Inbound]:
         device, incarnation = self.member.device, self.member.incarnation
         with self._changed:
             hello = MemberHello(device=device, incarnation=incarnation, generation=self.generation)
-            return [hello, *self._repeated, *([Leaving()] if self._leaving else [])]
+            return [hello, *self._repeated, *self._lasting]
 
     def _hear(self, message: Outbound) -> None:
         with self._changed:
@@ -165,30 +204,56 @@ class MemberClient:
             self._on_stop(stop)
 
     def _take(self, message: Outbound) -> Stop | None:
+        """What is new of it; a stop that `on_stop` has not heard of."""
         match message:
             case Published(record=record) if record.generation > self.generation:
-                if self.member in record.members or self.member in record.holders:
-                    self.record, self._stop, self._repeated = record, None, ()
+                return self._follow(record)
             case Completed(generation=number) if number == self.generation:
                 self._completed = number
             case (Freeze() | ChangeWanted()) as stop if stop.generation == self.generation:
-                if self._stop != stop:
-                    self._stop = stop
-                    return stop
+                return self._stop_by(stop)
             case Refused(why=why):
-                self._end = RefusedError(f"{self.member.device}: {why}")
-            case Ended(why=why):
-                self._end = JobEndedError(why)
+                return self._end_by(RefusedError(f"{self.member.device}: {why}"))
+            case Ended(why=why, is_done=is_done):
+                return self._end_by(JobDoneError(why) if is_done else JobEndedError(why))
         return None
+
+    def _follow(self, record: Record) -> Stop | None:
+        if self.member in record.members or self.member in record.holders:
+            self.record, self._stop, self._repeated = record, None, ()
+            return None
+        if self.record is None:
+            return None  # it waits for its first
+        why = f"generation {record.generation} does without {self.member.device}: {record.why}"
+        return self._end_by(LeftOutError(why))
+
+    def _stop_by(self, stop: Stop) -> Stop | None:
+        if self._stop == stop:
+            return None
+        self._stop = stop
+        return stop
+
+    def _end_by(self, error: ArachneError) -> Stop | None:
+        """All waits raise it; who is in the middle of a step gets out of it first."""
+        self._end = error
+        return self._stop_by(Freeze(generation=self.generation, why=str(error))) if self.record else None
 
 
 class AgentClient:
-    """A node's agent: beats by itself, and says what became of the node's processes."""
+    """A node's agent: beats by itself, says what became of the node's processes, hears of the job's end."""
 
     def __init__(self, address: tuple[str, int], token: str, node: str, beat_s: Seconds = 0.1) -> None:
+        self.ended: Ended | None = None
+        """That the job is over, and why: no process need be started any more."""
         self._hello = AgentHello(node=node)
         self._said: list[Inbound] = []
-        self._line = Line(address, token, self._opening, lambda _: None, beat=Beat(), beat_s=beat_s)
+        self._over = threading.Event()
+        self._line = Line(address, token, self._opening, self._hear, beat=Beat(), beat_s=beat_s)
+
+    def wait_ended(self, timeout_s: Seconds) -> Ended | None:
+        """That the job is over; None: not within the time."""
+        self._over.wait(timeout_s)
+        return self.ended
 
     def exited(self, member: Member, code: int) -> None:
         """A process has ended."""
@@ -214,6 +279,11 @@ class AgentClient:
 
     def _opening(self) -> list[Inbound]:
         return [self._hello, *self._said]
+
+    def _hear(self, message: Outbound) -> None:
+        if isinstance(message, Ended):
+            self.ended = message
+            self._over.set()
 
 
 def ask_status(address: tuple[str, int], token: str, timeout_s: Seconds) -> Status:

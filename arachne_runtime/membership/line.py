@@ -60,14 +60,14 @@ class Line:
 
     def say(self, message: Inbound) -> None:
         """Send it soon, from any thread; nothing is sent once it is closed."""
-        if self._thread.is_alive():
+        with suppress(RuntimeError):  # the loop is closed: by us, or by a refusal or an end, at any moment
             self._loop.call_soon_threadsafe(self._write, message)
 
     def close(self) -> None:
         """Send what was said, and end the thread."""
-        if self._thread.is_alive():
+        with suppress(RuntimeError):
             self._loop.call_soon_threadsafe(self._task.cancel)
-            self._thread.join()
+        self._thread.join()
 
     def _run(self) -> None:
         try:

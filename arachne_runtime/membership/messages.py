@@ -120,6 +120,19 @@ class Leaving(Message, frozen=True, kw_only=True):
     """The process will be ended soon (SIGTERM): plan without it."""
 
 
+class Progress(Message, frozen=True, kw_only=True):
+    """From the first member of a generation, about once a second."""
+
+    generation: int
+    step: int
+    """The last one applied."""
+    samples_per_s: float
+
+
+class Done(Message, frozen=True, kw_only=True):
+    """The process's script has come to its end: that it goes now is no loss."""
+
+
 class AskStatus(Message, frozen=True, kw_only=True):
     """Whoever has the token may look."""
 
@@ -157,9 +170,11 @@ class Refused(Message, frozen=True, kw_only=True):
 
 
 class Ended(Message, frozen=True, kw_only=True):
-    """The job cannot go on: save a checkpoint and end."""
+    """The job is over: save a checkpoint and end."""
 
     why: str
+    is_done: bool = False
+    """Whether its script came to its end; else the job cannot go on."""
 
 
 class Status(Message, frozen=True, kw_only=True):
@@ -174,10 +189,27 @@ class Status(Message, frozen=True, kw_only=True):
     """Nodes that have been silent too long."""
     why: str
     """The last change, and its cause."""
+    plan: str = ""
+    """The newest, in a few words."""
+    step: int = 0
+    """The last one that the first member of this generation told of."""
+    samples_per_s: float = 0.0
+    """Likewise; 0: it has told nothing yet."""
 
 
 Inbound: TypeAlias = (
-    AgentHello | Beat | Exited | Stopped | MemberHello | Failed | Frozen | Ready | Leaving | AskStatus
+    AgentHello
+    | Beat
+    | Exited
+    | Stopped
+    | MemberHello
+    | Failed
+    | Frozen
+    | Ready
+    | Leaving
+    | Progress
+    | Done
+    | AskStatus
 )
 Outbound: TypeAlias = Published | Completed | Freeze | ChangeWanted | Refused | Ended | Status
 

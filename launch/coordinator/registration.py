@@ -1,4 +1,4 @@
-"""Who may register: a process that is new, or that was in the newest generation and was not declared dead."""
+"""Who may register: a process that is new, or known and not declared dead, or of the newest generation."""
 
 from collections.abc import Set
 
@@ -8,8 +8,13 @@ from arachne_runtime.plan.cluster import node_of
 from .history import History
 
 
-def why_not(hello: MemberHello, history: History, dead: Set[str]) -> str | None:
-    """Why a process is refused; None where it may come. ``dead``: incarnations that were declared so."""
+def why_not(
+    hello: MemberHello, history: History, dead: Set[str], here: Set[Member] = frozenset()
+) -> str | None:
+    """Why a process is refused; None where it may come.
+
+    ``dead``: incarnations that were declared so; ``here``: those with a seat, idle ones too.
+    """
     if not (node_of(hello.device) and hello.device.rpartition(":")[2].isdecimal()):
         return f"{hello.device!r} is no device; write node:index"
     if hello.incarnation in dead:
@@ -17,6 +22,6 @@ def why_not(hello: MemberHello, history: History, dead: Set[str]) -> str | None:
     if hello.generation > history.generation:
         return f"generation {hello.generation} is not in this coordinator's journal: it is another job's"
     member = Member(device=hello.device, incarnation=hello.incarnation)
-    if hello.generation and member not in history.involved:
+    if hello.generation and member not in here and member not in history.involved:
         return f"generation {history.generation} went on without it; start another process"
     return None

@@ -42,6 +42,8 @@ class Roster:
     """Nodes."""
     dead: set[str] = field(default_factory=set)
     """Incarnations that keep no state, should they wake."""
+    done: set[str] = field(default_factory=set)
+    """Incarnations whose script has come to its end."""
 
     def hear(self, node: str, now_s: Seconds) -> bool:
         """A sign of life; whether the node was suspected until now."""
@@ -52,9 +54,11 @@ class Roster:
 
     def sit(self, member: Member, connection: int, now_s: Seconds) -> Seat:
         """Its seat, new or its old one; the caller has removed any other process of the device."""
+        node = node_of(member.device)
+        if node not in self.nodes:  # from now on its agent has as long as any to be heard
+            self.hear(node, now_s)
         seat = self.seats.setdefault(member.device, Seat(member, connection, now_s))
         seat.connection, seat.since_s = connection, now_s
-        self.heard_s.setdefault(node_of(member.device), now_s)  # the agent has as long as any to be heard
         return seat
 
     def seat(self, member: Member) -> Seat | None:
@@ -76,6 +80,13 @@ class Roster:
         for seat in self.seats.values():
             if seat.connection == connection:
                 seat.connection, seat.since_s = None, now_s
+
+    def sleep(self, slept_s: Seconds, now_s: Seconds) -> None:
+        """The coordinator heard nobody for so long, through no fault of theirs."""
+        for node, heard_s in self.heard_s.items():
+            self.heard_s[node] = min(now_s, heard_s + slept_s)
+        for seat in self.seats.values():
+            seat.since_s = min(now_s, seat.since_s + slept_s)
 
     def newly_suspected(self, now_s: Seconds) -> list[str]:
         """Nodes that have become too silent since the last look."""
@@ -103,7 +114,10 @@ class Roster:
     @property
     def devices(self) -> tuple[str, ...]:
         """Those that are there and stay, sorted."""
-        return tuple(sorted(device for device, seat in self.seats.items() if not seat.leaving))
+        return tuple(sorted(device for device, seat in self.seats.items() if self._stays(seat)))
+
+    def _stays(self, seat: Seat) -> bool:
+        return not seat.leaving and seat.member.incarnation not in self.done
 
     @property
     def members(self) -> frozenset[Member]:

@@ -34,9 +34,14 @@ from .settings import Settings
 from .worth import Offer
 
 PlanFor: TypeAlias = Callable[[tuple[str, ...], Plan | None], Offer | None]
-"""Devices that are there and the running plan to an offer, or None where no plan fits; runs in a thread."""
+"""Devices that are there and the running plan to an offer, or None where no plan fits; runs in a thread.
+
+What it raises is logged, and it is asked again."""
 TICK_S: Seconds = 0.05
 """A tenth of what makes a node suspect."""
+FIRST_RETRY_S: Seconds = 1.0
+"""After a planner that failed; doubled each time."""
+LAST_RETRY_S: Seconds = 60.0
 MAX_CONNECTIONS = 8192
 """Two for each of 4,096 devices; more are closed at once."""
 MAX_UNSENT_BYTES = 4 * MAX_OUTBOUND_BYTES
@@ -137,8 +142,8 @@ class Server:
                 case Drop(connection=connection):
                     if (writer := self._writers.get(connection)) is not None:
                         writer.close()
-                case AskPlan():
-                    task = self._loop.create_task(self._plan(action))
+                case AskPlan(number=number, devices=devices, running=running):
+                    task = self._loop.create_task(self._plan(number, devices, running))
                     self._plans.add(task)
                     task.add_done_callback(self._plans.discard)
                 case Log(text=text):
@@ -154,13 +159,21 @@ class Server:
             _LOGGER.warning("connection %d reads nothing: closed", connection)
             writer.transport.abort()
 
-    async def _plan(self, ask: AskPlan) -> None:
-        try:
-            offer = await asyncio.to_thread(self._plan_for, ask.devices, ask.running)
-        except Exception:
-            _LOGGER.exception("no plan for %s: the planner failed", ", ".join(ask.devices))
-            offer = None
-        self._take(partial(self._machine.planned, ask.number, offer))
+    async def _plan(self, number: int, devices: tuple[str, ...], running: Plan | None) -> None:
+        """Until it is answered, or nobody wants the answer any more: an error says nothing of plans."""
+        wait_s = FIRST_RETRY_S
+        while True:
+            try:
+                offer = await asyncio.to_thread(self._plan_for, devices, running)
+            except Exception:
+                _LOGGER.exception("the planner failed; it is asked again in %g s", wait_s)
+            else:
+                break
+            await asyncio.sleep(wait_s)
+            wait_s = min(2 * wait_s, LAST_RETRY_S)
+            if not self._machine.wants(number):
+                return
+        self._take(partial(self._machine.planned, number, offer))
 
 
 async def serve(

@@ -28,6 +28,8 @@ class Settings:
     """Members that have not stopped for a planned change by then are told to freeze."""
     ready_s: Seconds = 600.0
     """A member that has not got its parts by then is removed."""
+    plan_s: Seconds = 120.0
+    """Survivors that have not got a plan by then count as ones that no plan fits yet; it may still come."""
     joiner_s: Seconds = 600.0
     """How long survivors that no plan fits wait for more devices."""
     horizon_s: Seconds = 600.0
