@@ -47,6 +47,7 @@ def loads(statement: str, module: str) -> bool:
         "import planner.training.labels",
         "from launch.cli import app; app()",
         "import arachne_runtime.membership.client, launch.coordinator.server",
+        "import launch.elastic, launch.island, launch.coordinating",
     ],
 )
 def test_no_torch(statement):

@@ -1,0 +1,84 @@
+"""The coordinator of an elastic job in a process of its own, which may be killed and started again.
+
+``python -m launch.coordinating`` reads `Duties` from its standard input, prints the port it listens on, logs
+to standard error, and ends when that input closes.
+"""
+
+import asyncio
+import logging
+import sys
+import threading
+from pathlib import Path
+
+import msgspec
+
+from arachne_runtime.plan.document import Document
+from arachne_runtime.plan.plan import Plan
+
+from .coordinator.server import PlanFor, serve
+from .coordinator.settings import Settings
+from .coordinator.shrink import Shrinker
+from .coordinator.worth import Offer
+
+
+class Duties(Document, frozen=True, kw_only=True):
+    """What the coordinator is told."""
+
+    plan: Plan
+    """The job's first."""
+    journal: str
+    token: str
+    host: str
+    port: int = 0
+    """0: any."""
+    min_devices: int = 1
+    """No plan of fewer is taken: the job waits for more."""
+
+
+def main() -> None:
+    """Coordinate until standard input closes, whoever ended."""
+    duties = msgspec.json.decode(sys.stdin.buffer.readline(), type=Duties)
+    logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
+    asyncio.run(_coordinate(duties))
+
+
+async def _coordinate(duties: Duties) -> None:
+    stop = asyncio.Event()
+    _stop_with_input(stop)
+    await serve(
+        Settings(devices=duties.plan.devices),
+        Path(duties.journal),
+        _plans(duties),
+        duties.token,
+        host=duties.host,
+        port=duties.port,
+        started=lambda port: print(port, flush=True),
+        stop=stop,
+    )
+
+
+def _plans(duties: Duties) -> PlanFor:
+    shrinker = Shrinker(duties.plan)
+
+    def plan_for(devices: tuple[str, ...], running: Plan | None) -> Offer | None:
+        offer = shrinker.plan_for(devices, running)
+        if offer is None or len(offer.plan.devices) < duties.min_devices:
+            return None
+        return offer
+
+    return plan_for
+
+
+def _stop_with_input(stop: asyncio.Event) -> None:
+    loop = asyncio.get_running_loop()
+
+    def wait() -> None:
+        while sys.stdin.buffer.read(4096):
+            continue
+        loop.call_soon_threadsafe(stop.set)
+
+    threading.Thread(target=wait, name="leash", daemon=True).start()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,141 @@
+"""What becomes of an elastic job when processes of it end: fresh ones, the job's end, or its error."""
+
+from collections.abc import Callable, Iterable, Iterator
+
+from arachne_runtime.errors import ArachneError, NoFeasiblePlanError, WorkerFailedError
+from arachne_runtime.units import Seconds
+
+from .afresh import Afresh
+from .failure import Failure, RanksFailedError, Report
+from .island_words import LEFT_OUT_CODE, Again, Dismiss, Gone, Order
+from .ledger import Ledger
+
+_ENDED_BY_COORDINATOR = "JobEndedError"
+"""Kind of the error of a process that the coordinator told that the job cannot go on."""
+_NO_PLAN = "no plan fits"
+"""Begins the coordinator's words where that is why."""
+
+
+class Course:
+    """Of one job. It sees ends of processes and the journal, and knows no process itself."""
+
+    def __init__(self, devices: Iterable[str], ledger: Ledger, say: Callable[[str], None]) -> None:
+        self.alive = set(devices)
+        """Devices that have a process, or will have one."""
+        self.error: ArachneError | None = None
+        """Why the job fails; its other processes may have some time to end."""
+        self.is_urgent = False
+        """They have none."""
+        self.is_ending = False
+        """A script has come to its end."""
+        self._num_devices = len(self.alive)
+        self._ledger = ledger
+        self._say = say
+        self._afresh = Afresh()
+        self._gone: set[str] = set()
+        """Incarnations."""
+        self._dismissed: set[str] = set()
+        self._failures: list[Failure] = []
+        """While it ends."""
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing of it is left to wait for."""
+        return not self.alive or self.is_urgent
+
+    def gone(self, word: Gone) -> list[Order]:
+        """The process of a device has ended: what its island is to do, or another device's."""
+        self._ledger.refresh()
+        if word.incarnation is not None:
+            self._gone.add(word.incarnation)
+        if self.is_ending or self.error is not None:
+            self._ended(word)
+            return []
+        if word.code == 0:
+            self._ended(word)
+            self.is_ending = True
+            return list(self._dismissals())
+        if error := self._fatal(word):
+            self._ended(word)
+            self.error = error
+            self.is_urgent = not isinstance(error, NoFeasiblePlanError | _ToldError)
+            return []
+        return self._again(word)
+
+    def lost(self, devices: Iterable[str]) -> None:
+        """A whole node has ended, with all processes of it; they may come back."""
+        self._gone |= {m.incarnation for m in self._ledger.members if m.device in set(devices)}
+        self.alive -= set(devices)
+
+    def returned(self, devices: Iterable[str]) -> None:
+        """A node is there again, with a process for each device."""
+        self.alive |= set(devices)
+
+    def _ended(self, word: Gone) -> None:
+        self.alive.discard(word.device)
+        is_fault = word.failure is not None and word.device not in self._dismissed
+        if self.is_ending and is_fault and word.failure is not None:
+            self._failures.append(word.failure)
+        if self.is_ending and not self.alive and self._failures:
+            self.error = self._failed(*self._failures)
+
+    def _dismissals(self) -> Iterator[Dismiss]:
+        """Who waits for a place in the plan waits in vain, once a script has ended."""
+        if self._ledger.record is None:  # nobody ever registered: a script without a session
+            return
+        self._dismissed |= self.alive - self._training()
+        for device in sorted(self._dismissed):
+            yield Dismiss(device=device)
+
+    def _training(self) -> set[str]:
+        """Devices of the newest generation whose processes live."""
+        return {m.device for m in self._ledger.members if m.incarnation not in self._gone}
+
+    def _fatal(self, word: Gone) -> ArachneError | None:
+        """What no fresh process mends."""
+        failure = word.failure
+        if failure is None:
+            return None
+        if failure.kind == _ENDED_BY_COORDINATOR:
+            no_plan = failure.text.startswith(_NO_PLAN)
+            return NoFeasiblePlanError(failure.text) if no_plan else _ToldError(failure.text)
+        is_the_scripts = failure.recorded and not failure.is_consequence
+        if is_the_scripts and (self._ledger.completed == 0 or not self._training()):
+            return self._failed(failure)
+        return None
+
+    def _again(self, word: Gone) -> list[Order]:
+        trained = word.incarnation in self._ledger.trained
+        pause_s = self._afresh.after(word, trained=trained)
+        if pause_s is not None:
+            self._say(f"{word.device}: {_how(word)}; a fresh process {_when(pause_s)}")
+            return [Again(device=word.device, after_s=pause_s)]
+        self.alive.discard(word.device)
+        if word.failure is not None:
+            error = self._failed(word.failure)
+            if self._ledger.completed == 0 or not self.alive:
+                self.error, self.is_urgent = error, True
+            else:
+                self._say(f"{word.device} is given up: its processes fail alike before they train\n{error}")
+        return []
+
+    def _failed(self, *failures: Failure) -> RanksFailedError:
+        return RanksFailedError(Report(failures, self._num_devices))
+
+
+class _ToldError(WorkerFailedError):
+    """The coordinator ended the job, for another reason than a lack of devices."""
+
+
+def _how(word: Gone) -> str:
+    if word.code == LEFT_OUT_CODE:
+        return "left out"
+    if word.failure is not None and word.failure.recorded:
+        return f"{word.failure.kind}: {word.failure.text.partition(chr(10))[0]}"
+    if word.failure is not None and word.failure.stopped:
+        return "stopped, and killed"
+    return f"killed by signal {-word.code}" if word.code < 0 else f"exited with code {word.code}"
+
+
+def _when(pause_s: Seconds) -> str:
+    return f"in {pause_s:g} s" if pause_s else "takes its place"

@@ -1,0 +1,309 @@
+"""Runs an elastic job from one command: a coordinator, a c10d store, and an island for each node.
+
+The coordinator may be killed and comes back from its journal; an island that is lost comes back too.
+"""
+
+import asyncio
+import os
+import secrets
+import signal
+import sys
+import time
+from collections.abc import Callable, Coroutine, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+
+from arachne_runtime.errors import ArachneError, NoFeasiblePlanError
+from arachne_runtime.membership.channel import new_token
+from arachne_runtime.plan.cluster import node_of
+from arachne_runtime.plan.plan import Plan
+from arachne_runtime.units import Seconds
+
+from .coordinating import Duties
+from .course import Course
+from .elastic_log import EventLog
+from .failure import NodeLostError
+from .helper import Helper, end_all
+from .island_words import WORD_MARK, Again, Dismiss, Gone, Noticed, Orders, Told, line, read_told
+from .job_file import job_folder, write_job_file, write_secret
+from .ledger import Ledger
+from .nodes import NodeRanks, nodes_of
+from .rank_environment import RUN_VARIABLE
+from .survivors import SHUTDOWN_S, no_survivors
+
+LOOK_S: Seconds = 0.05
+"""Between two looks into the journal."""
+FIRST_PAUSE_S: Seconds = 1.0
+LONGEST_PAUSE_S: Seconds = 60.0
+"""Before a lost helper starts again: 1, 2, 4 .. 60 s; from the first again once one has lived for so long."""
+MOST_STARTS = 4
+"""A helper that ends so often in a row, and none of them lived for `LONGEST_PAUSE_S`, ends the job."""
+END_S: Seconds = SHUTDOWN_S + 5.0
+"""How long an island may take to end its processes, which have ``SHUTDOWN_S``."""
+CHECKPOINT_S: Seconds = 60.0
+"""How long processes may save and end once the coordinator has ended the job."""
+_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ElasticJob:
+    """What is run."""
+
+    plan: Plan
+    """The first."""
+    command: tuple[str, ...]
+    """``train.py ARGS`` or ``-m module ARGS``."""
+    host: str = "127.0.0.1"
+    """Where the coordinator and the store listen."""
+    min_devices: int = 1
+    environment: Mapping[str, str] = field(default_factory=dict)
+    log_dir: Path | None = None
+
+
+class _SignalError(Exception):
+    """A signal ends the job."""
+
+    def __init__(self, number: signal.Signals) -> None:
+        self.number = number
+
+
+def run_elastic(job: ElasticJob) -> None:
+    """Run a job to its end; no process of it outlives the call.
+
+    Raises RanksFailedError where a script is at fault, NoFeasiblePlanError where no plan fits what is left,
+    NodeLostError where the coordinator, the store or an island cannot run, KeyboardInterrupt.
+    """
+    with job_folder(job.plan.model) as folder:
+        try:
+            asyncio.run(_run(job, folder))
+        except _SignalError as error:
+            stopped_by = error.number
+        else:
+            return
+    if stopped_by is not signal.SIGINT:
+        os.kill(os.getpid(), stopped_by)  # as if we had never caught it: the caller's handler decides
+    raise KeyboardInterrupt
+
+
+async def _run(job: ElasticJob, folder: Path) -> None:
+    running = ElasticRun(job, folder)
+    with _heeded(running.end):
+        try:
+            await running.start()
+            await running.result
+        finally:
+            await running.close()
+
+
+class ElasticRun:
+    """The event loop of one job's command."""
+
+    def __init__(self, job: ElasticJob, folder: Path) -> None:
+        self.result: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._job = job
+        self._folder = folder
+        self._token = new_token()
+        self._log = EventLog()
+        self._ledger = Ledger(folder / "journal", self._log.entry)
+        self._course = Course(job.plan.devices, self._ledger, self._log.say)
+        self._ranks = {device: rank for rank, device in enumerate(job.plan.devices)}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._helpers: dict[str, Helper] = {}
+        """Those that serve all nodes, by name."""
+        self._islands: dict[str, Helper] = {}
+        """By node."""
+        self._left: set[str] = set()
+        """Nodes that were asked to leave."""
+        self._store_port = self._port = 0
+
+    async def start(self) -> None:
+        """Everything that serves the job, and then its islands."""
+        store = await Helper.start("the c10d store", "launch.store", self._job.host, says_port=True)
+        self._helpers["store"] = store
+        self._store_port = await store.port()
+        await self._start_coordinator()
+        token_file = self._folder / "token"
+        write_secret(token_file, self._token.encode())
+        address = (self._job.host, self._port)
+        found = write_job_file(self._folder, address, token_file, self._folder / "journal")
+        self._log.say(f"job {found.name}: arachne status {found.name}")
+        self._spawn(self._guard_store(store))
+        self._spawn(self._keep_coordinator())
+        self._spawn(self._follow())
+        for node in nodes_of(self._job.plan):
+            self._spawn(self._keep_island(node))
+
+    def end(self, error: Exception | None = None) -> None:
+        """The job is over."""
+        self._log.is_quiet = True
+        if self.result.done():
+            return
+        if error is None:
+            self.result.set_result(None)
+        else:
+            self.result.set_exception(error)
+
+    async def close(self) -> None:
+        """End every process: islands first, which end the ranks."""
+        self._log.is_quiet = True
+        await end_all(tuple(self._islands.values()), END_S)
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await end_all(tuple(self._helpers.values()), END_S)
+        if self.result.done() and not self.result.cancelled():
+            self.result.exception()  # it was seen, if only because `start` failed as well
+
+    def _spawn(self, work: Coroutine[None, None, None]) -> None:
+        """An error of it ends the job."""
+
+        async def guarded() -> None:
+            try:
+                await work
+            except (ArachneError, OSError) as error:
+                self.end(error)
+
+        self._tasks.add(asyncio.get_running_loop().create_task(guarded()))
+
+    # ---- what serves all nodes
+
+    async def _start_coordinator(self) -> None:
+        duties = Duties(
+            plan=self._job.plan,
+            journal=str(self._folder / "journal"),
+            token=self._token,
+            host=self._job.host,
+            port=self._port,
+            min_devices=self._job.min_devices,
+        )
+        first = msgspec.json.encode(duties) + b"\n"
+        found = await Helper.start("the coordinator", "launch.coordinating", says_port=True, first=first)
+        self._helpers["coordinator"] = found
+        self._port = await found.port()
+
+    async def _keep_coordinator(self) -> None:
+        patience = _Patience()
+        while True:
+            helper = self._helpers["coordinator"]
+            await helper.listen(self._log.coordinator)
+            pause_s = patience.after(how := await helper.complaint())
+            self._log.say(f"{how}; it goes on from its journal in {pause_s:g} s, ranks train on meanwhile")
+            await asyncio.sleep(pause_s)
+            await self._start_coordinator()
+
+    async def _guard_store(self, store: Helper) -> None:
+        await store.listen(sys.stderr.write)
+        raise NodeLostError(f"{await store.complaint()}\nwithout it no group can be formed again")
+
+    async def _follow(self) -> None:
+        while True:
+            self._ledger.refresh()
+            await asyncio.sleep(LOOK_S)
+
+    # ---- nodes
+
+    async def _keep_island(self, node: NodeRanks) -> None:
+        patience = _Patience()
+        while True:
+            run = f"arachne-{secrets.token_hex(8)}"
+            name, first = f"the island of node {node.name}", line(self._orders(node, run))
+            island = await Helper.start(name, "launch.island", first=first)
+            self._islands[node.name] = island
+            self._course.returned(node.devices)
+            await island.listen(self._hear)
+            del self._islands[node.name]
+            await asyncio.to_thread(_sweep, run)
+            self._course.lost(node.devices)
+            if node.name in self._left or self._course.is_ending or self._course.error:
+                break
+            pause_s = patience.after(how := await island.complaint())
+            self._log.say(f"{how}; it starts again in {pause_s:g} s")
+            await asyncio.sleep(pause_s)
+        if len(self._left) == len(nodes_of(self._job.plan)):
+            self.end(NoFeasiblePlanError("every node has left the job"))
+        self._judge()
+
+    def _orders(self, node: NodeRanks, run: str) -> Orders:
+        return Orders(
+            node=node.name,
+            ranks={device: self._ranks[device] for device in node.devices},
+            command=self._job.command,
+            coordinator=(self._job.host, self._port),
+            store=(self._job.host, self._store_port),
+            token=self._token,
+            run=run,
+            environment=self._job.environment,
+            log_dir=str(self._job.log_dir.absolute()) if self._job.log_dir is not None else None,
+        )
+
+    def _hear(self, text: str) -> bool:
+        """A line of an island, and whether it is one of a rank; else it is a word for us."""
+        if not text.startswith(WORD_MARK):
+            sys.stderr.write(text)
+            sys.stderr.flush()
+            return True
+        self._obey(read_told(text.removeprefix(WORD_MARK).encode()))
+        return False
+
+    def _obey(self, word: Told) -> None:
+        match word:
+            case Noticed(node=node):
+                self._left.add(node)
+                self._log.say(f"node {node} was asked to leave (SIGTERM)")
+            case Gone():
+                for order in self._course.gone(word):
+                    assert isinstance(order, Again | Dismiss)
+                    if island := self._islands.get(node_of(order.device)):
+                        island.say(line(order))
+                self._judge()
+
+    def _judge(self) -> None:
+        """Whether that was the end."""
+        course = self._course
+        self._log.is_quiet = self._log.is_quiet or course.is_ending
+        if course.is_over and (course.is_ending or course.error is not None):
+            self.end(course.error)
+        elif course.error is not None:
+            asyncio.get_running_loop().call_later(CHECKPOINT_S, self.end, course.error)
+
+
+@dataclass(slots=True)
+class _Patience:
+    """With a helper that ends again and again."""
+
+    num_starts: int = 0
+    began_s: float = field(default_factory=time.monotonic)
+
+    def after(self, complaint: str) -> Seconds:
+        """How long to wait before the next start; NodeLostError once it is of no use."""
+        if time.monotonic() - self.began_s > LONGEST_PAUSE_S:
+            self.num_starts = 0
+        self.num_starts += 1
+        if self.num_starts >= MOST_STARTS:
+            raise NodeLostError(complaint)
+        pause_s = min(FIRST_PAUSE_S * 2.0 ** (self.num_starts - 1), LONGEST_PAUSE_S)
+        self.began_s = time.monotonic() + pause_s
+        return pause_s
+
+
+def _sweep(run: str) -> None:
+    """End what an island left behind that could not do it itself."""
+    with no_survivors(f"{RUN_VARIABLE}={run}".encode()):
+        pass
+
+
+@contextmanager
+def _heeded(end: Callable[[Exception], None]) -> Iterator[None]:
+    """Signals end the job; one that is ignored (nohup) stays so."""
+    loop = asyncio.get_running_loop()
+    taken = [number for number in _SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
+    for number in taken:
+        loop.add_signal_handler(number, end, _SignalError(number))
+    try:
+        yield
+    finally:
+        for number in taken:
+            loop.remove_signal_handler(number)

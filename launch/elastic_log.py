@@ -1,0 +1,59 @@
+"""What a person follows of an elastic job in its terminal: one line for each event, with the time of day."""
+
+import sys
+import time
+
+from arachne_runtime.membership.decision import Verdict
+from arachne_runtime.membership.messages import Completed, Published, Record
+
+from .coordinator.actions import Entry
+
+_NOISE = (" ignored: ", "connection from ")
+"""In lines of the coordinator that are no event: who was declared dead speaks on for a while."""
+_STOPS = ("declared dead: ", ": freezing, ", ": changing, ")
+"""In lines of the coordinator: from the first of them on the job stands still, or will."""
+
+
+class EventLog:
+    """Lines on standard error, beside those of ranks."""
+
+    def __init__(self) -> None:
+        self.is_quiet = False
+        """The job has ended: that its processes go is no event."""
+        self._record: Record | None = None
+        self._since_s: float | None = None
+        """When what the newest generation answers was noticed."""
+
+    def say(self, text: str) -> None:
+        """One event."""
+        print(f"[job {time.strftime('%H:%M:%S')}] {text}", file=sys.stderr, flush=True)
+
+    def coordinator(self, line: str) -> None:
+        """A line that the coordinator logged."""
+        if self._since_s is None and any(words in line for words in _STOPS):
+            self._since_s = time.monotonic()
+        if not self.is_quiet and not any(words in line for words in _NOISE):
+            self.say(line.rstrip())
+
+    def entry(self, entry: Entry) -> None:
+        """An entry of the journal."""
+        match entry:
+            case Published(record=record):
+                self._record = record
+            case Completed() if self._record is not None:
+                after = f", {time.monotonic() - self._since_s:.2f} s later" if self._since_s else ""
+                self._since_s = None
+                if not self.is_quiet:
+                    self.say(f"{_trains(self._record)}{after}{_decided(self._record)}")
+
+
+def _trains(record: Record) -> str:
+    return f"generation {record.generation} trains on {', '.join(m.device for m in record.members)}"
+
+
+def _decided(record: Record) -> str:
+    decision = record.decision
+    if decision is None or not record.holders:
+        return ""
+    done = "applied" if decision.verdict is Verdict.APPLY else "computed again"
+    return f"; step {decision.step} {done}"

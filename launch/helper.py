@@ -1,0 +1,96 @@
+"""A process that serves an elastic job: started with a leash, read line by line, ended with certainty."""
+
+import asyncio
+import os
+import signal
+import sys
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+from arachne_runtime.errors import UnsupportedEnvironmentError
+from arachne_runtime.units import Bytes, Seconds
+
+from .rank_environment import search_path
+
+LONGEST_LINE_BYTES: Bytes = 4 * 2**20
+"""Of what it says; a rank's line has 64 KiB at most, a failure some more."""
+_TAIL_LINES = 10
+
+
+@dataclass(slots=True)
+class Helper:
+    """Its standard input is its leash: it ends when that closes, even if this process is killed."""
+
+    name: str
+    process: asyncio.subprocess.Process
+    tail: deque[str] = field(default_factory=lambda: deque(maxlen=_TAIL_LINES))
+
+    @classmethod
+    async def start(
+        cls, name: str, module: str, *words: str, says_port: bool = False, first: bytes = b""
+    ) -> "Helper":
+        """``python -m module words``; ``first`` goes to its standard input."""
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-P", "-u", "-m", module, *words),
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE if says_port else None,
+            stderr=asyncio.subprocess.PIPE,
+            limit=LONGEST_LINE_BYTES,
+            env={**os.environ, **search_path()},
+            start_new_session=True,  # Ctrl-C reaches the command alone, which lets go
+        )
+        found = cls(name, process)
+        found.say(first)
+        return found
+
+    def say(self, text: bytes) -> None:
+        """A line to its standard input, if it still lives."""
+        assert self.process.stdin is not None
+        if not self.process.stdin.is_closing():
+            self.process.stdin.write(text)
+
+    async def port(self) -> int:
+        """Its first word; UnsupportedEnvironmentError with its complaint where it ends before."""
+        assert self.process.stdout is not None
+        text = await self.process.stdout.readline()
+        if not text.strip().isdigit():
+            await self.listen(lambda line: None)
+            raise UnsupportedEnvironmentError(await self.complaint())
+        return int(text)
+
+    async def listen(self, heard: Callable[[str], object]) -> int:
+        """Every line of its standard error to its end; its exit code.
+
+        One of which ``heard`` gives False is none for a person.
+        """
+        assert self.process.stderr is not None
+        while text := await self.process.stderr.readline():
+            line = text.decode(errors="replace")
+            if heard(line) is not False:
+                self.tail.append(line.rstrip())
+        return await self.process.wait()
+
+    async def complaint(self) -> str:
+        """How it ended, and what it said last."""
+        code = await self.process.wait()
+        if code < 0:  # it is not what it said that ended it
+            return f"{self.name} was killed by {signal.Signals(-code).name}"
+        return "\n".join([f"{self.name} exited with code {code}", *(f"  {line}" for line in self.tail)])
+
+    async def end(self, patience_s: Seconds) -> None:
+        """Drop the leash and wait; what does not end is killed."""
+        assert self.process.stdin is not None
+        self.process.stdin.close()
+        try:
+            await asyncio.wait_for(self.process.wait(), patience_s)
+        except TimeoutError:
+            with suppress(ProcessLookupError):
+                self.process.kill()
+            await self.process.wait()
+
+
+async def end_all(helpers: Sequence[Helper], patience_s: Seconds) -> None:
+    """All at the same time."""
+    await asyncio.gather(*(helper.end(patience_s) for helper in helpers))

@@ -1,0 +1,160 @@
+"""`arachne run --elastic` with real processes: what is lost is replaced, and the losses stay."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from arachne_runtime.membership.client import CoordinatorLostError, ask_status
+from arachne_runtime.plan.files import write
+from arachne_runtime.plan.plan import Pipeline, Plan, Replica, Stage
+from launch import job_file
+from launch.processes import every_pid, stat_fields
+
+from .elastic_ranks import undisturbed
+
+ROOT = Path(__file__).parents[1]
+STEPS = 30
+PATIENCE_S = 60
+
+
+def plan_of(*devices: str) -> Plan:
+    """A pipeline of one stage on each device."""
+    stages = [Stage(layers=(0, 1), replicas=(Replica(devices=(device,), share=4),)) for device in devices]
+    pipelines = tuple(Pipeline(micro_batches=1, micro_batch=4, stages=(stage,)) for stage in stages)
+    return Plan(model="tiny", global_batch=4 * len(devices), sequence=1, pipelines=pipelines)
+
+
+class Job:
+    """The command, and what a person could do to its processes."""
+
+    def __init__(self, folder: Path, process: "subprocess.Popen[str]") -> None:
+        self.folder, self.process = folder, process
+
+    def allow(self, step: int) -> None:
+        """Ranks go on up to this step."""
+        (self.folder / "limit.new").write_text(str(step))
+        (self.folder / "limit.new").replace(self.folder / "limit")
+
+    def told(self, device: str) -> list[dict]:
+        path = self.folder / f"told-{device}"
+        return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+    def await_(self, condition, what: str) -> None:
+        end = time.monotonic() + PATIENCE_S
+        while not condition():
+            assert self.process.poll() is None, f"the job ended\n{self.log}"
+            assert time.monotonic() < end, f"waited in vain: {what}\n{self.log}"
+            time.sleep(0.05)
+
+    @property
+    def log(self) -> str:
+        return (self.folder / "log").read_text()
+
+    def status(self):
+        job = job_file.find_job(None)
+        try:
+            return ask_status(job.address, job.token, 2)
+        except CoordinatorLostError:
+            return None
+
+    def await_members(self, *devices: str, after: int) -> None:
+        """A generation of these that all its members have entered."""
+
+        def there() -> bool:
+            found = self.status()
+            if found is None or found.generation <= after or set(found.members) != set(devices):
+                return False
+            return f"generation {found.generation} trains on" in self.log
+
+        self.await_(there, f"a generation after {after} of {devices}")
+
+    def child(self, module: str) -> int:
+        """The process of this job that runs a module."""
+        parent = str(self.process.pid)
+        found = [pid for pid in every_pid() if stat_fields(pid)[1:2] == [parent]]
+        return next(pid for pid in found if f"launch.{module}" in self.words(pid))
+
+    def island(self, node: str) -> int:
+        """Of a node: the parent of its ranks."""
+        return int(stat_fields(self.told(f"{node}:0")[-1]["pid"])[1])
+
+    def words(self, pid: int) -> str:
+        return Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ")
+
+
+@contextmanager
+def job(folder: Path, monkeypatch, plan: Plan, *words: str, options: tuple[str, ...] = ()):
+    """A job in training or about to be; nothing of it is left behind."""
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(folder))
+    write(plan, folder / "plan.json")
+    (folder / "limit").write_text("5")
+    command = [sys.executable, "-m", "launch", "run", "--elastic", *options, str(folder / "plan.json"), "--"]
+    variables = {**os.environ, "PYTHONPATH": str(ROOT)}
+    with (folder / "log").open("w") as log:
+        process = subprocess.Popen([*command, *words], stdout=log, stderr=log, text=True, env=variables)
+    try:
+        yield Job(folder, process)
+    finally:
+        if process.poll() is None:
+            process.send_signal(signal.SIGINT)
+            try:
+                process.wait(20)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+
+def run(folder: Path, monkeypatch, plan: Plan, *words: str, options: tuple[str, ...] = ()):
+    """A job to its end: its exit code and all that it said."""
+    with job(folder, monkeypatch, plan, *words, options=options) as running:
+        code = running.process.wait(PATIENCE_S)
+        return code, running.log
+
+
+PACED = ("-m", "tests.elastic_script")
+
+
+@pytest.mark.timeout(240)
+def test_what_is_lost_is_replaced_and_the_losses_stay(tmp_path, monkeypatch):
+    """A killed rank, a stopped one, the coordinator, and a whole node, one after the other."""
+    devices = ("a:0", "a:1", "b:0")
+    with job(tmp_path, monkeypatch, plan_of(*devices), *PACED, str(tmp_path), str(STEPS)) as running:
+        running.await_(lambda: len(running.told("a:1")) == 5, "five steps")
+
+        os.kill(running.told("a:1")[-1]["pid"], signal.SIGKILL)
+        running.await_members("a:0", "b:0", after=1)
+        running.await_members(*devices, after=2)
+        running.allow(10)
+        running.await_(lambda: running.told("a:1")[-1]["step"] == 10, "ten steps")
+
+        os.kill(running.told("b:0")[-1]["pid"], signal.SIGSTOP)
+        running.await_members("a:0", "a:1", after=3)
+        assert "b:0 is stopped" in running.log
+        running.await_members(*devices, after=4)
+
+        os.kill(running.child("coordinating"), signal.SIGKILL)
+        running.await_(lambda: "the coordinator was killed by SIGKILL" in running.log, "its loss is told")
+        running.allow(15)
+        running.await_(lambda: running.told("b:0")[-1]["step"] == 15, "fifteen steps")
+
+        os.kill(running.island("b"), signal.SIGKILL)
+        running.await_members("a:0", "a:1", after=5)
+        running.await_members(*devices, after=6)
+        running.allow(STEPS)
+        assert running.process.wait(PATIENCE_S) == 0, running.log
+        print(running.log)
+        losses = undisturbed(STEPS)
+        for device in devices:
+            found = running.told(device)
+            assert [one["loss"] for one in found] == pytest.approx(
+                [losses[one["step"] - 1] for one in found], abs=1e-9
+            )
+        assert sorted({one["step"] for one in running.told("a:0")}) == list(range(1, STEPS + 1))
+    assert not list((tmp_path / "arachne").iterdir())
