@@ -4,6 +4,8 @@ from dataclasses import dataclass
 
 from arachne_runtime.units import Seconds
 
+from .worth import HORIZON_S
+
 BEAT_S: Seconds = 0.1
 """Time between two beats of an agent: five are missed before anyone suspects it."""
 
@@ -32,5 +34,5 @@ class Settings:
     """Survivors that have not got a plan by then count as ones that no plan fits yet; it may still come."""
     joiner_s: Seconds = 600.0
     """How long survivors that no plan fits wait for more devices."""
-    horizon_s: Seconds = 600.0
+    horizon_s: Seconds = HORIZON_S
     """Over which time a planned change must pay for itself."""

@@ -13,13 +13,9 @@ import msgspec
 from arachne_runtime.errors import NoFeasiblePlanError
 from arachne_runtime.plan.plan import Pipeline, Plan, Predicted, Replica, Stage
 from arachne_runtime.plan.schedule import num_rows
-from arachne_runtime.units import Seconds
 
 from .deal import Split, Taker, deal
-from .worth import Offer
-
-STANDSTILL_S: Seconds = 1.0
-"""Of a change whose bytes nobody knows here; a join of a small model on gloo took 0.25 to 0.45 s (docs)."""
+from .worth import STANDSTILL_S, Offer
 
 
 class Shrinker:
@@ -49,7 +45,7 @@ class Shrinker:
             plan=plan,
             samples_per_s=rate,
             running_samples_per_s=self._rate(running) if running is not None else 0.0,
-            migration_s=0.0 if plan == running else STANDSTILL_S,
+            migration_s=0.0 if plan == running else STANDSTILL_S,  # nobody knows its bytes here
         )
 
     def _rate(self, plan: Plan) -> float:

@@ -5,6 +5,11 @@ from dataclasses import dataclass
 from arachne_runtime.plan.plan import Plan
 from arachne_runtime.units import Seconds
 
+HORIZON_S: Seconds = 600.0
+"""Over which time a planned change must pay for itself. A default."""
+STANDSTILL_S: Seconds = 1.0
+"""Of a change beside its bytes: a join of a small model on gloo took 0.25 to 0.45 s (docs/membership.md)."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Offer:
@@ -18,7 +23,11 @@ class Offer:
     """How long all ranks stand still for the change."""
 
 
+def samples_in(offer: Offer, horizon_s: Seconds) -> float:
+    """Samples of the horizon with the change: the new rate, less the standstill."""
+    return offer.samples_per_s * max(0.0, horizon_s - offer.migration_s)
+
+
 def pays(offer: Offer, horizon_s: Seconds) -> bool:
-    """Samples of the horizon with the change against those without: the new rate, less the standstill."""
-    with_change = offer.samples_per_s * max(0.0, horizon_s - offer.migration_s)
-    return with_change > offer.running_samples_per_s * horizon_s
+    """Samples of the horizon with the change against those without."""
+    return samples_in(offer, horizon_s) > offer.running_samples_per_s * horizon_s
