@@ -25,7 +25,7 @@ PHASES: dict[str, list[tuple[Any, tuple[str, ...]]]] = {
     "blocks, forward": [(StageModule, ("forward",))],
     "autograd": [(torch.autograd, ("backward",))],
     "buckets": [(Gradients, ("begin", "settle", "start", "finish", "squared_norm", "clip"))],
-    "commit word": [(Engine, ("_commit",))],
+    "commit word": [(Engine, ("_agree",))],
     "the rest": [(Engine, ("step",))],
 }
 

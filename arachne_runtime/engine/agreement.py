@@ -39,6 +39,16 @@ def batch_number(batch: StepBatch) -> int:
     return found
 
 
+def added(figures: tuple[float, float, float], mesh: Mesh) -> tuple[float, float, float]:
+    """Loss, squared norm and noise of all ranks, before the commit word: its end says that all have them."""
+    if mesh.num_ranks == 1:
+        return figures
+    total = torch.tensor(figures, dtype=torch.float64, device=mesh.device)
+    dist.all_reduce(total)
+    loss, squares, noise = total.tolist()
+    return loss, squares, noise
+
+
 def committed(
     mine: tuple[float, float, float, bool], same: tuple[int, int, int, int], mesh: Mesh, records: Records
 ) -> tuple[float, float, float, bool]:

@@ -3,7 +3,8 @@
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import replace
 from functools import lru_cache
 from itertools import chain
 from typing import Any
@@ -12,40 +13,34 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from ..backends.choice import backend_for
 from ..data.batch import StepBatch, as_step_batch
 from ..data.loader import LoadedRows
 from ..errors import UsageError
 from ..measure.recorder import Records, Silence
 from ..mesh import Mesh, default_device
-from ..model import ModelParts, StageModule
+from ..model import ModelParts
 from ..model.experts import ExpertMesh, place_experts
 from ..model.parameters import Values
-from ..plan.order import Reduction
-from ..plan.placement import holding, places_of
+from ..plan.placement import places_of
 from ..plan.plan import Plan
 from ..plan.records import RecordKind
 from ..plan.shards import Intervals, held
-from .agreement import batch_number, committed, settings_number
-from .compiled import backend_of, compile_blocks, refuse_compiled
-from .courier import Courier
+from ..units import Seconds
+from .agreement import added, batch_number, committed, settings_number
+from .build import Built, named_parameters
 from .evaluate import Tally, evaluating
-from .gradients import Gradients
 from .noise import watch_noise
 from .nonfinite import refuse_non_finite
-from .optimizer_rule import refuse_optimizer
-from .play import Play
-from .player import Player
-from .precision import Accumulation, LossScale, Precision, forget_casts, refuse_parameters, scale_gradients
+from .open_step import OpenStep
+from .precision import LossScale, Precision, scale_gradients
 from .program import Program
 from .recipe import Recipe
 from .refusals import refuse_gradient_hooks, refuse_model, refuse_plan, refuse_recipe, refuse_rows
 from .report import EvaluationReport, StepReport
-from .shard_rule import shard_rule_of
-from .sharing import sharing_of
+from .run import Run, Turn
+from .survival import Survival
 from .told import told
 from .watch import is_watched
-from .weight import weight_of
 
 KEPT_PROGRAMS = 8
 """Batch sizes whose order of communication is remembered: the full one and the last of an epoch recur."""
@@ -107,91 +102,64 @@ class Engine:
         self.forms = self._summed.forms
         """Of the parameters of each block, whole."""
         self._mesh = Mesh.form(plan, self._summed, self.places[0].rank, device, processes)
-        spans = [holding(plan, place)[1].blocks for place in self.places]
-        shared = sharing_of(self._mesh, plan, recipe)
-        self.stages = parts.stages(
-            spans, device=device, seed=recipe.seed, dtype=recipe.dtype, sharing=shared, values=values
-        )
+        with ExitStack() as undo:
+            undo.callback(self._mesh.close)
+            built = Built.of(
+                plan, parts, recipe, self._mesh, device=device, values=values, overlap=overlap, undo=undo
+            )
+            self._gradients = built.gradients
+            self._noise = (
+                watch_noise(plan, self._summed, self._gradients, recipe, self._mesh.rank) if noise else None
+            )
+            self.optimizer = built.backend.optimizer
+            """None on a rank without parameters that train; under ZeRO it has this rank's part of them."""
+            self.schedule = (
+                recipe.lr_schedule(self.optimizer) if recipe.lr_schedule and self.optimizer else None
+            )
+            undo.pop_all()
+        self.stages = built.stages
         """One for each place."""
-        for place, stage in zip(self.places, self.stages, strict=True):
-            place_experts(stage, self._mesh.experts[place.stage])
-        self._accumulation = self._prepare_dtypes()
-        self.backend = backend_for(
-            plan, self._mesh, self.stages, list(self._trained()), self._make_optimizer()
-        )
-        self._gradients = self.backend.sums or Gradients.of(self.stages, self._mesh)
-        self.optimizer = self.backend.optimizer
-        """None on a rank without parameters that train; under ZeRO it has this rank's part of the states."""
-        self.schedule = recipe.lr_schedule(self.optimizer) if recipe.lr_schedule and self.optimizer else None
+        self.backend, self._accumulation, self._plays = built.backend, built.accumulation, built.plays
+        self._splits = any(play.splits for play in self._plays.values())
+        self._records: Records = recorder or Silence()
+        self._run = Run(
+            mesh=self._mesh, recipe=recipe, stages=self.stages, places=self.places, plays=self._plays,
+            gradients=self._gradients, records=self._records, told=self._told, blocking=blocking,
+            overlap=overlap,
+        )  # fmt: skip
         self.num_steps = 0
         """Steps done."""
         self.first_step = 0
         """Steps done before the first one by this plan."""
+        self.open: OpenStep | None = None
+        """The step whose sums are there; done or not, until the sums of the next one begin."""
         self.wants_change: Callable[[], bool] = lambda: False
         """Asked in each step whether this rank knows of another plan."""
         self.is_change_wanted = False
         """Whether any rank did in the last step: all have heard it in the same one."""
         self.scale = LossScale() if recipe.precision is Precision.FP16 else None
         """Of the losses, in float16."""
-        self._noise = (
-            watch_noise(plan, self._summed, self._gradients, recipe, self._mesh.rank) if noise else None
-        )
         self._settings = settings_number(plan, parts, *recipe.common(), on_step is None, noise)
-        context = parts.context_on(device, recipe.dtype)
-        self._plays = {
-            place.stage: Play.of(
-                plan, place, recipe, stage, pieces=self._pieces(stage), device=device, context=context,
-                sharing=each, shard_rule=shard_rule_of(parts, stage, each),
-            )
-            for place, stage, each in zip(self.places, self.stages, shared, strict=True)
-        }  # fmt: skip
-        self._splits = any(play.splits for play in self._plays.values())
-        self._speaking = frozenset(place.stage for place in self.places if place.tp_rank == 0)
-        """Stages whose losses and items this rank adds to those of others: one rank of each replica does."""
-        self._within = frozenset(stage for stage in self._plays if stage + 1 in self._plays)
-        self._records: Records = recorder or Silence()
+        self.survival: Survival | None = None
+        """Takes the steps over in a job that outlives its ranks."""
+        self.on_applied: list[Callable[[StepReport, StepBatch], None]] = []
+        """Called in turn as soon as a step is applied; they ask nothing of other ranks."""
         self.after_step: list[Callable[[StepReport, StepBatch], None]] = []
-        """Called in turn when a step is done, on every rank; what they do is between two steps."""
+        """Called behind those, on every rank; what they do is between two steps, and may be together. One
+        that a lost rank cuts short is not repeated."""
         self._on_step = on_step
         self._is_open = True
         self._program = lru_cache(KEPT_PROGRAMS)(
             lambda num_rows: Program.of(plan, self.places, num_rows, self._summed)
         )
 
-    def _prepare_dtypes(self) -> Accumulation:
-        """What must be before gradients are packed and the first block is called."""
-        refuse_parameters(self.recipe.precision, self.named_parameters())
-        backend = backend_of(self.recipe.compile)
-        refuse_compiled(self.plan, backend)
-        if backend is not None:
-            for stage in self.stages:
-                compile_blocks(stage, backend)
-        return Accumulation.of(self.recipe.accumulate, (p for _, p in self.named_parameters()))
-
-    def _make_optimizer(self) -> torch.optim.Optimizer | None:
-        recipe, parameters = self.recipe, [p for _, p in self._trained()]
-        if not parameters:
-            return None
-        made = recipe.optimizer(parameters)
-        refuse_optimizer(made, recipe.optimizer, parameters[0], self.plan, stochastic=recipe.stochastic)
-        return made
-
-    def _pieces(self, stage: StageModule) -> tuple[range, ...]:
-        return self._gradients.pieces(stage) if self._overlap else (stage.block_range,)
-
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         """Global name and parameter of all that this rank holds, by block; those that blocks share last."""
-        for stage in self.stages:
-            for block in stage.block_range:
-                yield from stage.block_parameters(block)
-        yield from {name: p for stage in self.stages for name, p in stage.tied_parameters()}.items()
+        return named_parameters(self.stages)
 
     def whole_parameters(self) -> AbstractContextManager[None]:
         """Inside, parameters can be read whole (always without ZeRO-3); all ranks enter it together."""
         return self.backend.whole()
-
-    def _trained(self) -> Iterator[tuple[str, nn.Parameter]]:
-        return ((name, p) for name, p in self.named_parameters() if p.requires_grad)
 
     def _held(self) -> Iterator[Tensor]:
         """All that lives from step to step: weights, buffers, gradients, states of the optimizer."""
@@ -236,8 +204,9 @@ class Engine:
     def become(self, other: "Engine") -> None:
         """Go on by the plan of another engine, which was given this one's state and is used no more."""
         self.close()
-        own = {name: vars(self)[name] for name in ("after_step", "wants_change", "is_change_wanted")}
-        vars(self).update(vars(other) | own)
+        own = ("on_applied", "after_step", "wants_change", "is_change_wanted", "survival", "open")
+        vars(self).update(vars(other) | {name: vars(self)[name] for name in own})
+        self._run = replace(other._run, told=self._told)
 
     def step(self, batch: Any) -> StepReport:
         """Forward, backward, reduction and optimizer step on one global batch.
@@ -249,6 +218,10 @@ class Engine:
             UsageError: No rows, or more than the plan's global batch.
 
         """
+        return self.step_once(batch) if self.survival is None else self.survival.step(self, batch)
+
+    def step_once(self, batch: Any) -> StepReport:
+        """As ``step``, in one try, whoever takes steps over."""
         self._refuse_closed()
         if not torch.is_grad_enabled():
             raise UsageError("a step trains, but gradients are off here: take it outside torch.no_grad()")
@@ -256,29 +229,32 @@ class Engine:
         batch = as_step_batch(batch)
         refuse_rows(batch.num_rows, self.plan)
         with self._records.step(self.num_steps, samples=batch.num_rows, held=self._held):
-            self._gradients.begin()
-            refuse_gradient_hooks(self._gradients.parameters, splits=self._splits)
-            self._accumulation.begin()
-            part, count = self._run(self._program(batch.num_rows), batch)
+            opened = self._reduced(batch, start)
             with self._told("the commit word"):
-                loss, norm, trace = self._commit(part, batch)
-                skipped, scale = self._skips(loss, norm), self._loss_scale
-            if not skipped:
-                with self._told("the optimizer step"):
-                    self._update(norm)
-        if self.scale is not None:
-            self.scale.update(finite=not skipped)
-        self.num_steps += 1
-        report = StepReport(
-            step=self.num_steps - 1, loss=loss, grad_norm=norm, num_rows=batch.num_rows, num_items=count,
-            seconds=time.perf_counter() - start, skipped=skipped, loss_scale=scale,
-            noise=self._noise.reading(trace, norm, batch.num_rows) if self._noise else None,
-        )  # fmt: skip
+                self._agree(opened)
+            self._update(opened)
+        report = self._applied(opened)
         if self._on_step is not None:
             self._on_step(report)
         for tell in self.after_step:
             tell(report, batch)
         return report
+
+    def apply_open(self) -> StepReport:
+        """End the step that is open, whose sums are here, without a word to other ranks.
+
+        ``after_step`` is not called. A step that is applied already stays as it is.
+        """
+        opened = self.open
+        assert opened is not None, "no step is open"
+        if opened.number == self.num_steps:
+            self._update(opened)
+            return self._applied(opened)
+        return self._report(opened)
+
+    def discard(self) -> None:
+        """Forget the step that is open: it will be computed again."""
+        self.open = None
 
     def evaluate(self, batches: Iterable[Any]) -> EvaluationReport:
         """The loss over some batches, without training on them; every rank calls it, with the same batches.
@@ -294,6 +270,10 @@ class Engine:
             UsageError: More samples than the plan's global batch; no samples at all.
 
         """
+        return self.evaluate_once(batches) if self.survival is None else self.survival.evaluate(self, batches)
+
+    def evaluate_once(self, batches: Iterable[Any]) -> EvaluationReport:
+        """As ``evaluate``, in one try."""
         self._refuse_closed()
         start, tally = time.perf_counter(), Tally.on(self._mesh.device)
         with evaluating(self.stages):
@@ -302,7 +282,8 @@ class Engine:
                 if batch.num_rows:
                     refuse_rows(batch.num_rows, self.plan)
                     program = self._program(batch.num_rows).forwards()
-                    loss, count = self._run(program, batch, evaluates=True)
+                    turn = Turn(step=self.num_steps, watched=False, scale=1.0, evaluates=True)
+                    loss, count = self._run(program, batch, turn)
                     tally.add(loss, batch.num_rows, count, batch_number(batch))
             with self._told("the end of an evaluation"):
                 mean = tally.mean(self._mesh, self._settings)
@@ -311,85 +292,94 @@ class Engine:
             num_batches=tally.num_batches, seconds=time.perf_counter() - start,
         )  # fmt: skip
 
-    def _run(self, program: Program, batch: StepBatch, *, evaluates: bool = False) -> tuple[Tensor, int]:
-        """Play the schedule and sum the gradients; this rank's part of the loss, and the global count."""
-        forget_casts(self._mesh.device)
-        records = Silence() if evaluates else self._records
-        courier = Courier(
-            program.sequence, program.rows, rank=self._mesh.rank, device=self._mesh.device,
-            transport=self._mesh.transport, reducer=self._gradients, num_rows=batch.num_rows,
-            within=self._within, blocking=self._blocking, looks_ahead=self._overlap, forward_only=evaluates,
+    def _reduced(self, batch: StepBatch, start_s: Seconds) -> OpenStep:
+        """(1) of a step: forward, backward, and all sums."""
+        self.open = None
+        self._gradients.begin()
+        refuse_gradient_hooks(self._gradients.parameters, splits=self._splits)
+        self._accumulation.begin()
+        turn = Turn(step=self.num_steps, watched=self._watches, scale=self._loss_scale)
+        part, count = self._run(self._program(batch.num_rows), batch, turn)
+        opened = OpenStep(
+            number=self.num_steps, batch=batch, count=count, scale=self._loss_scale, start_s=start_s,
+            generation=self.survival.generation if self.survival else 0, loss=part.item(),
+            norm=self._gradients.squared_norm(),
+            trace=self._noise.part(batch.num_rows) if self._noise else 0.0,
         )  # fmt: skip
-        watched = is_watched(self.num_steps - self.first_step) and not evaluates
-        players = {
-            stage: Player(
-                play, courier, self._gradients, batch, program.rows, program.guests,
-                records=records, step=self.num_steps, watched=watched, scale=self._loss_scale,
-            )
-            for stage, play in self._plays.items()
-        }  # fmt: skip
-        last = players[max(players)]  # the one with a loss, if this rank has it
-        counted = last.own_samples() if max(players) in self._speaking else ()
-        weight = weight_of(self.recipe.num_items, counted, batch.num_rows, self._mesh, may_be_none=evaluates)
-        for action, following in zip(program.actions, (*program.actions[1:], None), strict=False):
-            with self._told(str(action), action.stage):
-                players[action.stage].play(action, following, weight)
-        if evaluates:
-            courier.finish()
-        else:
-            self._reduce(program, courier)
-        heard = [player.loss for stage, player in players.items() if stage in self._speaking]
-        return torch.stack([last.loss.new_zeros(()), *heard]).sum(), weight.count()
+        if self.survival is not None:
+            with self._told("the sum of loss and norm"):
+                self._hear(opened, *added((opened.loss, opened.norm, opened.trace), self._mesh))
+        self.open = opened
+        return opened
 
-    def _reduce(self, program: Program, courier: Courier) -> None:
-        """Issue the sums of gradients and wait for them."""
-        start = self._records.mark()
-        for stage in self.stages:
-            courier.passed(stage.block_range)
-        courier.finish()
-        for reduction in program.sequence:
-            if isinstance(reduction, Reduction):
-                with self._told(f"the sum of gradients {reduction.name}"):
-                    self._gradients.finish(reduction)
-                end = self._records.mark()
-                sent = self._gradients.bytes_of(reduction)
-                self._records.add(RecordKind.REDUCE, reduction.name, (start, end), sent_bytes=sent)
-                start = end
+    def _agree(self, opened: OpenStep) -> None:
+        """(2): the commit word. All ranks have their sums and agree on the step.
 
-    def _commit(self, loss: Tensor, batch: StepBatch) -> tuple[float, float, float]:
-        """The commit word: all ranks have their sums and agree on the step. Global loss, norm and noise."""
-        watched = is_watched(self.num_steps - self.first_step)  # whole batches are read seldom
-        content = batch_number(batch) if watched or isinstance(batch, LoadedRows) else 0
-        same = (self.num_steps, batch.num_rows, self._settings, content)
-        noise = self._noise.part(batch.num_rows) if self._noise else 0.0
-        mine = (loss.item(), self._gradients.squared_norm(), noise, self.wants_change())
-        total, squares, noise, self.is_change_wanted = committed(mine, same, self._mesh, self._records)
+        Loss and norm go with it, unless a rank may have to end the step without the others: those it must
+        have had before.
+        """
+        batch, alone = opened.batch, self.survival is None
+        content = batch_number(batch) if self._watches or isinstance(batch, LoadedRows) else 0
+        same = (opened.number, batch.num_rows, self._settings, content)
+        figures = (opened.loss, opened.norm, opened.trace) if alone else (0.0, 0.0, 0.0)
+        mine = (*figures, self.wants_change())
+        loss, squares, trace, opened.wants_change = committed(mine, same, self._mesh, self._records)
+        opened.is_agreed, self.is_change_wanted = True, opened.wants_change
+        if alone:
+            self._hear(opened, loss, squares, trace)
+
+    def _hear(self, opened: OpenStep, loss: float, squares: float, trace: float) -> None:
+        """What all ranks have added up; NonFiniteGradientError where no scale would help."""
         norm = math.sqrt(squares) if squares >= 0 else math.nan
-        return total, norm / self._loss_scale, noise / self._loss_scale**2
+        opened.loss, opened.norm, opened.trace = loss, norm / opened.scale, trace / opened.scale**2
+        if not math.isfinite(norm):
+            if self.scale is None or self.scale.is_lost:
+                refuse_non_finite(self.plan, self._summed, self._mesh, self.stages, loss)
+            opened.skipped = self.scale is not None
+
+    def _update(self, opened: OpenStep) -> None:
+        """(3), the optimizer step, which changes gradients in place: it is done once."""
+        if opened.skipped:
+            return
+        with self._told("the optimizer step"):
+            start = self._records.mark()
+            if self.scale is not None:
+                scale_gradients(self._gradients.parameters, 1 / self.scale.value)
+            if self.recipe.clip_norm is not None:
+                self._gradients.clip(opened.norm, self.recipe.clip_norm)
+            self._accumulation.round()
+            self.backend.step()
+            if self.schedule is not None:
+                self.schedule.step()
+            self._records.add(RecordKind.UPDATE, "update", (start, start, self._records.mark()))
+
+    def _applied(self, opened: OpenStep) -> StepReport:
+        """The step counts."""
+        if self.scale is not None:
+            self.scale.update(finite=not opened.skipped)
+        self.num_steps += 1
+        report = self._report(opened)
+        for tell in self.on_applied:
+            tell(report, opened.batch)
+        return report
+
+    def _report(self, opened: OpenStep) -> StepReport:
+        num_rows, noise = opened.batch.num_rows, self._noise
+        return StepReport(
+            step=opened.number, loss=opened.loss, grad_norm=opened.norm, num_rows=num_rows,
+            num_items=opened.count, seconds=time.perf_counter() - opened.start_s, skipped=opened.skipped,
+            loss_scale=opened.scale,
+            noise=noise.reading(opened.trace, opened.norm, num_rows) if noise else None,
+        )  # fmt: skip
+
+    @property
+    def _watches(self) -> bool:
+        """Whether this step is one of those that look closely; whole batches are read in them alone."""
+        return is_watched(self.num_steps - self.first_step)
 
     @property
     def _loss_scale(self) -> float:
         return 1.0 if self.scale is None else self.scale.value
-
-    def _skips(self, loss: float, norm: float) -> bool:
-        """Whether the step is to leave parameters alone; NonFiniteGradientError where no scale would help."""
-        if math.isfinite(norm):
-            return False
-        if self.scale is None or self.scale.is_lost:
-            refuse_non_finite(self.plan, self._summed, self._mesh, self.stages, loss)
-        return self.scale is not None
-
-    def _update(self, norm: float) -> None:
-        start = self._records.mark()
-        if self.scale is not None:
-            scale_gradients(self._gradients.parameters, 1 / self.scale.value)
-        if self.recipe.clip_norm is not None:
-            self._gradients.clip(norm, self.recipe.clip_norm)
-        self._accumulation.round()
-        self.backend.step()
-        if self.schedule is not None:
-            self.schedule.step()
-        self._records.add(RecordKind.UPDATE, "update", (start, start, self._records.mark()))
 
     def _refuse_closed(self) -> None:
         if not self._is_open:

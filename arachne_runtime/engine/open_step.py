@@ -1,0 +1,33 @@
+"""A step whose gradients are summed and whose optimizer step may still be to come."""
+
+from dataclasses import dataclass
+
+from ..data.batch import StepBatch
+from ..units import Seconds
+
+
+@dataclass(slots=True, kw_only=True)
+class OpenStep:
+    """What a rank holds of a step from the end of its sums until the sums of the next one begin."""
+
+    number: int
+    """Steps done before it."""
+    batch: StepBatch
+    count: int
+    """Items of the global batch."""
+    scale: float
+    """Factor of its losses."""
+    start_s: Seconds
+    """On the process's clock."""
+    generation: int
+    """In which its gradients were summed; 0: the job is not elastic."""
+    loss: float
+    norm: float
+    trace: float
+    """Of the noise. The three are this rank's parts until the ranks have added them."""
+    skipped: bool = False
+    """Whether the parameters stay as they are, since float16 overflowed."""
+    is_agreed: bool = False
+    """Whether the commit word came back: all ranks hold their sums of this step."""
+    wants_change: bool = False
+    """Whether any rank wanted another plan, by that word."""
