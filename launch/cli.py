@@ -18,6 +18,7 @@ VERBS: tuple[str, ...] = (
     "check",
     "show",
     "run",
+    "status",
     "compare",
     "simulate",
     "learn",

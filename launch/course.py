@@ -12,6 +12,8 @@ from .ledger import Ledger
 
 _ENDED_BY_COORDINATOR = "JobEndedError"
 """Kind of the error of a process that the coordinator told that the job cannot go on."""
+_DONE = "JobDoneError"
+"""The same, of one that waited for a place until the script was done."""
 _NO_PLAN = "no plan fits"
 """Begins the coordinator's words where that is why."""
 
@@ -51,7 +53,7 @@ class Course:
         if self.is_ending or self.error is not None:
             self._ended(word)
             return []
-        if word.code == 0:
+        if word.code == 0 or (word.failure is not None and word.failure.kind == _DONE):
             self._ended(word)
             self.is_ending = True
             return list(self._dismissals())
@@ -73,9 +75,9 @@ class Course:
 
     def _ended(self, word: Gone) -> None:
         self.alive.discard(word.device)
-        is_fault = word.failure is not None and word.device not in self._dismissed
-        if self.is_ending and is_fault and word.failure is not None:
-            self._failures.append(word.failure)
+        failure = word.failure
+        if self.is_ending and failure is not None and word.device not in self._dismissed:
+            self._failures += [failure] if failure.kind != _DONE else []
         if self.is_ending and not self.alive and self._failures:
             self.error = self._failed(*self._failures)
 

@@ -10,7 +10,7 @@ import signal
 import sys
 import tempfile
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import msgspec
@@ -61,6 +61,7 @@ class Island:
         self._loop = asyncio.get_running_loop()
         self._over = asyncio.Event()
         self._running: dict[str, DeviceProcess] = {}
+        self._dismissed: set[str] = set()
         self._stays = True
         """Whether processes are started still."""
         self._looks = not _supervised(orders)
@@ -78,7 +79,7 @@ class Island:
         self._loop.remove_reader(0)
 
     def _start(self, device: str) -> None:
-        if not self._stays or device in self._running:
+        if not self._stays or device in self._running or device in self._dismissed:
             return
         orders = self._orders
         environment = {
@@ -99,7 +100,7 @@ class Island:
         """Told at once: to the coordinator first, whom the survivors wait for."""
         self._loop.remove_reader(one.exit_descriptor)
         member, code = one.member, one.close()
-        if member is not None and code != 0:  # whose script has ended is no loss
+        if member is not None:
             self._agent.exited(member, code)
         self._loop.call_later(_LAST_WORDS_S, self._tell_end, one, member, code)
 
@@ -148,10 +149,17 @@ class Island:
             match read_order(text):
                 case Again(device=device, after_s=after_s):
                     self._loop.call_later(after_s, self._start, device)
-                case Dismiss(device=device) if device in self._running:
-                    self._running[device].send(signal.SIGKILL)
+                case Dismiss(device=device):
+                    self._dismiss(device)
                 case End():
                     self._end()
+
+    def _dismiss(self, device: str) -> None:
+        self._dismissed.add(device)
+        if device in self._running:
+            self._running[device].send(signal.SIGKILL)
+        else:  # it would have started soon
+            tell(Gone(device=device, code=0))
 
     def _notice(self) -> None:
         """Each process says so and trains on until it is left out of the plan."""
@@ -177,8 +185,9 @@ class Island:
 
 
 def tell(word: Told) -> None:
-    """Say it to the command."""
-    print(WORD_MARK + line_of(word).decode(), end="", file=sys.stderr, flush=True)
+    """Say it to the command; one that was killed hears nothing any more."""
+    with suppress(OSError):
+        print(WORD_MARK + line_of(word).decode(), end="", file=sys.stderr, flush=True)
 
 
 def main() -> None:

@@ -30,7 +30,6 @@ class JobFile(Document, frozen=True, kw_only=True):
     token_file: str
     journal: str
 
-    @property
     def runs(self) -> bool:
         """Whether its command lives."""
         return start_ticks(self.pid) == self.started
@@ -87,7 +86,7 @@ def running_jobs() -> dict[str, JobFile]:
             job = msgspec.json.decode(path.read_bytes(), type=JobFile)
         except (OSError, msgspec.MsgspecError):
             continue
-        if job.runs:
+        if job.runs():
             found[job.name] = job
         else:
             path.unlink(missing_ok=True)

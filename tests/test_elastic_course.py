@@ -109,6 +109,14 @@ def test_the_end_of_the_script_dismisses_who_waits(found):
     assert (found.course.is_over, found.course.error) == (True, None)
 
 
+def test_who_waited_when_the_script_was_done_is_no_failure(found):
+    found.trains(a0="1", a1="2")
+    assert found.gone("b:0", 1, recorded=True, kind="JobDoneError", text="the script is done") == []
+    found.gone("a:0", 0, "1")
+    found.gone("a:1", 0, "2")
+    assert (found.course.is_over, found.course.error) == (True, None)
+
+
 def test_a_failure_behind_the_end_of_the_script_is_told(found):
     found.trains(a0="1", a1="2", b0="3")
     found.gone("a:0", 0, "1")

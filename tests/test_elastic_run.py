@@ -15,7 +15,7 @@ from arachne_runtime.membership.client import CoordinatorLostError, ask_status
 from arachne_runtime.plan.files import write
 from arachne_runtime.plan.plan import Pipeline, Plan, Replica, Stage
 from launch import job_file
-from launch.processes import every_pid, stat_fields
+from launch.processes import environment, every_pid, stat_fields
 
 from .elastic_ranks import undisturbed
 
@@ -158,3 +158,91 @@ def test_what_is_lost_is_replaced_and_the_losses_stay(tmp_path, monkeypatch):
             )
         assert sorted({one["step"] for one in running.told("a:0")}) == list(range(1, STEPS + 1))
     assert not list((tmp_path / "arachne").iterdir())
+
+
+def arachne(*words: str) -> "subprocess.CompletedProcess[str]":
+    command = [sys.executable, "-m", "launch", *words]
+    variables = {**os.environ, "PYTHONPATH": str(ROOT)}
+    return subprocess.run(command, capture_output=True, text=True, timeout=100, env=variables, check=False)
+
+
+@pytest.mark.timeout(200)
+def test_a_node_that_is_asked_to_leave_does_so_between_two_steps_and_status_sees_it(tmp_path, monkeypatch):
+    plan = plan_of("a:0", "b:0")
+    with job(tmp_path, monkeypatch, plan, *PACED, str(tmp_path), str(STEPS)) as running:
+        running.await_(lambda: len(running.told("b:0")) == 5, "five steps")
+        before = arachne("status")
+        os.kill(running.island("b"), signal.SIGTERM)
+        running.await_members("a:0", after=1)
+        after = json.loads(arachne("status", "--json").stdout)
+        running.allow(STEPS)
+        assert running.process.wait(PATIENCE_S) == 0, running.log
+        found = running.told("a:0")
+    assert before.returncode == 0, before.stderr
+    assert "training, generation 1\n" in before.stdout
+    assert "  members   a:0, b:0\n" in before.stdout
+    assert (after["generation"], after["members"], after["why"]) == (2, ["a:0"], "a device leaves")
+    assert "node b was asked to leave" in running.log
+    assert "redone" not in running.log
+    assert [one["step"] for one in found] == list(range(1, STEPS + 1))
+    assert [one["loss"] for one in found] == pytest.approx(undisturbed(STEPS), abs=1e-9)
+    gone = arachne("status")
+    assert (gone.returncode, gone.stdout) == (5, "")
+    assert "no elastic job of this user runs on this machine" in gone.stderr
+
+
+def script(folder: Path, text: str) -> str:
+    (folder / "train.py").write_text(text)
+    return str(folder / "train.py")
+
+
+def test_a_users_error_ends_the_job_with_its_words(tmp_path, monkeypatch):
+    fails = (
+        "import os, time\nif os.environ['ARACHNE_DEVICE'] == 'a:1':\n    raise ValueError('no such expert')\n"
+    )
+    code, log = run(tmp_path, monkeypatch, plan_of("a:0", "a:1"), script(tmp_path, fails + "time.sleep(300)"))
+    assert code == 1
+    said = [line for line in log.splitlines() if not line.startswith("[")]
+    assert said[0] == "rank 1 failed (device a:1): ValueError: no such expert"
+    assert said[-1] == "rank 1 exited with code 1; the other was ended"
+    assert "Traceback" not in log
+
+
+def test_a_script_without_a_session_ends_as_it_does_anywhere(tmp_path, monkeypatch):
+    tell = (
+        "import os\nfd = int(os.environ['ARACHNE_TOKEN_FD'])\nprint(len(os.fdopen(fd).read()), 'characters')"
+    )
+    code, log = run(tmp_path, monkeypatch, plan_of("a:0", "b:0"), script(tmp_path, tell))
+    assert (code, log.count("64 characters")) == (0, 2)
+    assert "[a:0] 64 characters\n" in log
+
+
+STAYS = """
+import os, subprocess, sys, time
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(300)"], start_new_session=True)
+with open(os.path.join(sys.argv[1], os.environ["ARACHNE_DEVICE"]), "w") as file:
+    file.write("here")
+time.sleep(300)
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_nothing_outlives_the_command(tmp_path, monkeypatch, number):
+    """The fixture of all tests looks for what is left, children of ranks in other sessions included."""
+    plan = plan_of("a:0", "b:0")
+    with job(tmp_path, monkeypatch, plan, script(tmp_path, STAYS), str(tmp_path)) as running:
+        for device in plan.devices:
+            running.await_(lambda name=device: (tmp_path / name).exists(), f"{device} runs")
+        running.process.send_signal(number)
+        code = running.process.wait(PATIENCE_S)
+        assert code == (130 if number is signal.SIGINT else -number), running.log
+        end = time.monotonic() + 15
+        while number is signal.SIGKILL and list(ours(tmp_path)) and time.monotonic() < end:
+            time.sleep(0.05)
+    assert "Traceback" not in running.log
+
+
+def ours(folder: Path):
+    """Processes of a job in this folder."""
+    mark = f"XDG_RUNTIME_DIR={folder}".encode()
+    return (pid for pid in every_pid() if pid != os.getpid() and mark in environment(pid))

@@ -33,7 +33,7 @@ def command(
     plan: Annotated[Path, typer.Argument(help="The plan (plan.json).")],
     script: Annotated[
         list[str],
-        typer.Argument(help="Behind --: train.py ARGS, or -m package.module ARGS.", metavar="-- SCRIPT"),
+        typer.Argument(help="The script: train.py ARGS, or -m package.module ARGS.", metavar="-- SCRIPT"),
     ],
     hosts: Annotated[
         Path | None, typer.Option(help="Start every node of the plan at its address in this hosts.toml.")
