@@ -16,7 +16,7 @@ from planner.request import Request
 from tests.test_verb_plan import CLUSTER, arachne, folder, model, planned, profile  # noqa: F401 - a fixture
 
 FILES = ("--cluster", "cluster.toml", "--model", "model.json", "--profile", "profile.json")
-OPTIONS = {"--cluster", "--model", "--profile", "--inter-gbps", "--latency-us", "--json"}
+OPTIONS = {"--cluster", "--model", "--profile", "--inter-gbps", "--latency-us", "--trace", "--out", "--json"}
 
 
 @pytest.fixture
@@ -79,6 +79,73 @@ def test_a_plan_without_a_prediction(place):
     write(msgspec.structs.replace(plan, predicted=None, made_by=None), place / "bare.json")
     done = arachne(place, "simulate", "bare.json", *FILES)
     assert done.stdout.endswith("the plan's file predicts nothing\n")
+
+
+# --- a trace
+
+TRACE = """format = "arachne.trace/1"
+duration_s = 3600
+[[event]]
+at_s = 1000
+goes = ["slow"]
+[[event]]
+at_s = 1800
+comes = ["slow"]
+[costs]
+start_s = 5
+"""
+TRACED = ("simulate", "plan.json", *FILES, "--trace", "trace.toml")
+
+
+@pytest.fixture
+def traced(place):
+    """With a trace in which the slow node goes for a while."""
+    (place / "trace.toml").write_text(TRACE)
+    return place
+
+
+def test_a_trace_is_replayed_under_every_policy(traced):
+    done = arachne(traced, *TRACED)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "trace.toml: 60.0 min of small, global batch 12, at most 4 devices" in done.stdout
+    shares = re.findall(r"^  ([a-z ]+?)  .* ([0-9.]+) %  ", done.stdout, re.MULTILINE)
+    assert [name for name, _ in shares] == [
+        "oracle", "ours", "fixed horizon", "always change", "restart", "never change",
+    ]  # fmt: skip
+
+
+def test_a_trace_as_json_and_as_a_page(traced):
+    done = arachne(traced, *TRACED, "--out", "page.html", "--json")
+    assert (done.returncode, done.stderr) == (0, "")
+    answer = json.loads(done.stdout)
+    assert answer["replayed"]["devices"] == [[0.0, 4], [1000.0, 2], [1800.0, 4]]
+    assert answer["replayed"]["costs"]["start_s"] == 5
+    by_policy = {outcome["policy"]: outcome for outcome in answer["replayed"]["outcomes"]}
+    assert by_policy["never change"]["seconds"]["waiting"] == pytest.approx(1805.2 - 1002.2)
+    page = (traced / "page.html").read_text()
+    assert page.startswith("<!doctype html>")
+    assert "http" not in page
+    for name, outcome in by_policy.items():
+        assert f"<title>{name}: {outcome['samples']:,.0f} samples</title>" in page
+        assert page.count(f"<title>{name}, ") == len(outcome["changes"])
+
+
+def test_a_trace_as_a_picture(traced):
+    assert arachne(traced, *TRACED, "--out", "curves.png").returncode == 0
+    assert (traced / "curves.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_wrong_usage_of_a_trace(traced):
+    done = arachne(traced, *TRACED, "--out", "curves.pdf")
+    assert done.returncode == ExitCode.USAGE
+    assert "curves.pdf ends neither in .html nor in .png" in done.stderr
+    done = arachne(traced, "simulate", "plan.json", *FILES, "--out", "page.html")
+    assert done.returncode == ExitCode.USAGE
+    assert "--out writes what a trace gives: give --trace" in done.stderr
+    (traced / "trace.toml").write_text(TRACE.replace('goes = ["slow"]', 'goes = ["fast"]'))
+    done = arachne(traced, *TRACED)
+    assert done.returncode == ExitCode.INVALID_FILE
+    assert "trace.toml: 2 problems\n  $.event[0].goes[0]   the cluster has no node 'fast'" in done.stderr
 
 
 # --- the assumed network

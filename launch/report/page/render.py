@@ -1,7 +1,6 @@
 """Puts the page together: headline, losses, cluster map, timeline, stages with their memory, notes."""
 
 from collections.abc import Sequence
-from importlib import resources
 
 from arachne_runtime.plan.cluster import Cluster
 from arachne_runtime.plan.plan import Plan
@@ -13,6 +12,7 @@ from ..markup import Markup, joined, tag
 from .fleet import cluster_map
 from .headline import header, losses_bar
 from .lanes import Band, bands
+from .shell import file_text, section, whole_page
 from .stages import stage_table
 from .timeline import KEY, timeline
 
@@ -23,31 +23,14 @@ def render_page(plan: Plan, estimate: Estimate, request: Request) -> str:
     shown = bands(plan, estimate, request.cluster)
     body = joined(
         header(plan, price, request),
-        _section("Where the time goes", losses_bar(price.losses)),
-        _section("Cluster", cluster_map(plan, price, request)),
-        _section("One iteration", _timeline(shown, price, request.cluster)),
-        _section("Stages", stage_table(shown, price, request)),
-        _section("Notes", _notes(plan, price)),
+        section("Where the time goes", losses_bar(price.losses)),
+        section("Cluster", cluster_map(plan, price, request)),
+        section("One iteration", _timeline(shown, price, request.cluster)),
+        section("Stages", stage_table(shown, price, request)),
+        section("Notes", _notes(plan, price)),
         tag("div", id="tip", hidden=""),
     )
-    head = joined(
-        tag("meta", charset="utf-8"),
-        tag("meta", name="viewport", content="width=device-width, initial-scale=1"),
-        tag("title", f"{plan.model}: plan"),
-        tag("style", Markup(_file("style.css"))),
-    )
-    page = tag(
-        "html", tag("head", head), tag("body", body, tag("script", Markup(_file("page.js")))), lang="en"
-    )
-    return f"<!doctype html>\n{page}\n"
-
-
-def _file(name: str) -> str:
-    return (resources.files(__package__) / name).read_text()
-
-
-def _section(title: str, *inside: str) -> Markup:
-    return tag("section", tag("h2", title), *inside)
+    return whole_page(f"{plan.model}: plan", body, script=file_text("page.js"))
 
 
 def _timeline(shown: Sequence[Band], price: PriceAnswer, cluster: Cluster) -> Markup:
