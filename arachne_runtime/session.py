@@ -377,9 +377,9 @@ class Session:
             pin_memory=self.device.type == "cuda",
             exact=not self._engine.recipe.stochastic,
         )
-        feed, done = self._feeds.open(order)
+        feed, done = self._feeds.open(dataset, order, settings)
         rest = range(min(max(start, done), steps), steps)
-        return loaded_by_plan(self._engine, dataset, order, rest, settings, feed)
+        return loaded_by_plan(self._engine, feed, rest)
 
     def print(self, *values: object) -> None:
         """Print on rank 0 only, at once."""

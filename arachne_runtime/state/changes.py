@@ -24,7 +24,7 @@ from ..plan.zero import zero_group_of
 from ..units import Bytes, Seconds
 from .old import Old
 from .replan import replan
-from .words import Word, agreed
+from .words import Word, agreed, first_unlike
 
 Tell: TypeAlias = Callable[[StepReport], None] | None
 Hooks: TypeAlias = Callable[[Plan, int], tuple[Records, Tell]]
@@ -175,6 +175,5 @@ class PlanFile:
 
 def _refuse_unlike(plans: Sequence[bytes]) -> None:
     """UsageError on every process where they were given different plans."""
-    if len(set(plans)) > 1:
-        unlike = next(process for process, plan in enumerate(plans) if plan != plans[0])
+    if (unlike := first_unlike(plans)) is not None:
         raise UsageError(f"processes 0 and {unlike} were given different plans; give all the same one")

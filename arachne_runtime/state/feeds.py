@@ -1,65 +1,134 @@
 """How far training has gone through what each call of ``session.batches`` gives, and where it goes on."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from torch.utils.data import Dataset
 
 from ..data import GlobalOrder, LoaderSettings, StepBatch, load_steps
-from ..data.loader import LoadedRows
+from ..data.loader import LoadedRows, merged
 from ..data.prefetch import CudaLane, one_ahead
 from ..engine import Engine, StepReport
 from ..errors import UsageError
-from .job import FeedPosition
+from .job import FeedPosition, Positions
+
+
+@dataclass(frozen=True, slots=True)
+class Feed:
+    """What one call of ``session.batches`` reads."""
+
+    dataset: Dataset[Any]
+    order: GlobalOrder
+    settings: LoaderSettings
+    number: int
+    """Of the call, counted from 0."""
+
+    def load(self, engine: Engine, steps: range) -> Iterator[LoadedRows]:
+        """The rows of some steps that the engine's plan needs."""
+        loaded = load_steps(
+            self.dataset, self.order, steps, engine.needed_rows, self.settings, feed=self.number
+        )
+        if engine.device.type == "cuda":
+            return one_ahead(loaded, CudaLane(engine.device))
+        return loaded
 
 
 @dataclass(slots=True)
 class Feeds:
     """The calls of a script, in their order, which is the same whenever it runs again."""
 
-    num_calls: int = 0
-    _orders: list[GlobalOrder] = field(default_factory=list)
+    keeps_batches: bool = False
+    """Remember what was trained on, to train on it again (``since``)."""
+    _feeds: list[Feed] = field(default_factory=list)
     _done: dict[int, int] = field(default_factory=dict)
     """By call: steps of its order that were trained on; one for evaluation has none."""
-    _before: tuple[FeedPosition | None, ...] = ()
+    _before: Positions = ()
     """Of the run from which this one goes on."""
+    _trained: dict[int, StepBatch] = field(default_factory=dict)
+    """By step of the engine, what was trained on; of what can be loaded anew, only which it was."""
 
-    def go_on(self, before: tuple[FeedPosition | None, ...]) -> None:
-        """From where another run was."""
+    @property
+    def num_calls(self) -> int:
+        """Until now."""
+        return len(self._feeds)
+
+    def go_on(self, before: Positions) -> None:
+        """From where another run was, or the others are: it is heard, nobody is asked."""
         self._before = before
-        self._done = {call: each.steps for call, each in enumerate(before) if each is not None}
+        self._done = _steps_of(before)
 
-    def open(self, order: GlobalOrder) -> tuple[int, int]:
-        """A call: its number, and how many steps of its order are done.
+    def go_back(self, positions: Positions) -> None:
+        """To where this run was; the calls that it has made since are still known."""
+        self._done = _steps_of(positions)
+
+    def open(self, dataset: Dataset[Any], order: GlobalOrder, settings: LoaderSettings) -> tuple[Feed, int]:
+        """A call: what it reads, and how many steps of its order are done.
 
         Raises:
             UsageError: The run before had another order of samples in this place.
 
         """
-        call, self.num_calls = self.num_calls, self.num_calls + 1
-        self._orders.append(order)
-        before = self._before[call] if call < len(self._before) else None
+        feed = Feed(dataset, order, settings, self.num_calls)
+        self._feeds.append(feed)
+        before = self._before[feed.number] if feed.number < len(self._before) else None
         if before is not None and before != _position(order, before.steps):
             raise UsageError(
-                f"call {call} of session.batches has {_told(_position(order, 0))}, but had {_told(before)} "
-                "when the checkpoint was written, so its position means nothing; make the same calls in the "
-                "same order, or give this job another folder of checkpoints"
+                f"call {feed.number} of session.batches has {_told(_position(order, 0))}, but had "
+                f"{_told(before)} when the checkpoint was written, so its position means nothing; make the "
+                "same calls in the same order, or give this job another folder of checkpoints"
             )
-        return call, before.steps if before is not None else 0
+        return feed, before.steps if before is not None else 0
+
+    def reload(self, batch: StepBatch, engine: Engine) -> StepBatch:
+        """The same step's rows that the engine's plan needs now; a batch that has them is given back."""
+        if not isinstance(batch, LoadedRows) or batch.feed is None:
+            return batch
+        held = {rows for rows, _ in batch.pieces}
+        if held.issuperset(merged(engine.needed_rows(batch.num_rows))):
+            return batch
+        feed = self._feeds[batch.feed]
+        alone = replace(feed, settings=replace(feed.settings, num_workers=0))
+        (loaded,) = alone.load(engine, range(batch.step, batch.step + 1))
+        return loaded
 
     def after_step(self, report: StepReport, batch: StepBatch) -> None:
         """A batch was trained on."""
+        is_known = isinstance(batch, LoadedRows) and batch.feed is not None
         if isinstance(batch, LoadedRows) and batch.feed is not None:
             self._done[batch.feed] = batch.step + 1
+        if self.keeps_batches:
+            self._trained[report.step] = replace(batch, pieces=()) if is_known else batch
 
-    def positions(self) -> tuple[FeedPosition | None, ...]:
+    def since(self, num_steps: int, engine: Engine) -> Iterator[StepBatch]:
+        """What was trained on when so many steps were done, and from then on, loaded for the engine's plan.
+
+        Raises:
+            UsageError: It was forgotten.
+
+        """
+        for step in range(num_steps, max(self._trained, default=-1) + 1):
+            if step not in self._trained:
+                raise UsageError(
+                    f"the batch of step {step} was forgotten; the oldest is {min(self._trained)}"
+                )
+            yield self.reload(self._trained[step], engine)
+
+    def forget(self, num_steps: int) -> None:
+        """Nobody will go back to before so many steps."""
+        self._trained = {step: batch for step, batch in self._trained.items() if step >= num_steps}
+
+    def positions(self) -> Positions:
         """Of every call until now, and of those of the run before that are still to come."""
         now = [
-            _position(order, self._done[call]) if call in self._done else None
-            for call, order in enumerate(self._orders)
+            _position(feed.order, self._done[feed.number]) if feed.number in self._done else None
+            for feed in self._feeds
         ]
         return (*now, *self._before[len(now) :])
+
+
+def _steps_of(positions: Positions) -> dict[int, int]:
+    return {call: each.steps for call, each in enumerate(positions) if each is not None}
 
 
 def _position(order: GlobalOrder, steps: int) -> FeedPosition:
@@ -78,21 +147,11 @@ def _told(position: FeedPosition) -> str:
     )
 
 
-def loaded_by_plan(
-    engine: Engine,
-    dataset: Dataset[Any],
-    order: GlobalOrder,
-    steps: range,
-    settings: LoaderSettings,
-    feed: int,
-) -> Iterator[StepBatch]:
+def loaded_by_plan(engine: Engine, feed: Feed, steps: range) -> Iterator[StepBatch]:
     """The batches of some steps; what was loaded ahead for a plan that went is loaded anew."""
     while steps:
         plan = engine.plan
-        loaded = load_steps(dataset, order, steps, engine.needed_rows, settings, feed=feed)
-        if engine.device.type == "cuda":
-            loaded = one_ahead(loaded, CudaLane(engine.device))
-        for batch in loaded:
+        for batch in feed.load(engine, steps):
             steps = steps[1:]
             yield batch
             if engine.plan is not plan:

@@ -3,28 +3,31 @@
 import threading
 import time
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import torch
-import torch.distributed as dist
+import msgspec
 
 from ..data.batch import StepBatch
 from ..engine import Engine, StepReport
 from ..engine.recipe import refuse_no_integers
 from ..errors import UnsupportedEnvironmentError, UsageError
+from ..measure.together import Together
 from ..units import Seconds
 from .checkpoint import Snapshot, commit, load
 from .disk import ATTEMPT, refuse_no_safetensors, remove, remove_attempts, sync
 from .job import Positions
+from .words import first_unlike
 
 LATEST = "latest"
 """A link to the newest, for people and their scripts."""
 VISIBLE_S: Seconds = 60.0
 """How long what another rank has written may take to be seen: network file systems cache for up to a minute
 (acregmax, acdirmax of nfs(5))."""
+CLOSE_S: Seconds = 1.0
+"""How long a job that failed waits for its own files: what it writes is no checkpoint without the others'."""
 _STEP = "step-"
 
 
@@ -58,7 +61,8 @@ class Checkpoints:
 
     def __init__(self, policy: Policy, engine: Engine, positions: Callable[[], Positions]) -> None:
         self.resumed_from: int | None = None
-        """Steps done when the checkpoint was written from which the job went on; None: it began anew."""
+        """Steps done when the checkpoint was written from which the job went on, or when this process joined
+        it; None: it began anew."""
         self._policy = policy
         self._engine = engine
         self._positions = positions
@@ -85,9 +89,18 @@ class Checkpoints:
                 "session.checkpoints(...) before the first one"
             )
         refuse_no_safetensors()
-        _refuse_unlike(engine, policy.number)
         made = cls(policy, engine, positions)
+        if first_unlike(made._together.gather(str(policy.number).encode())) is not None:
+            raise _unlike()
         return made, made._resume()
+
+    @classmethod
+    def join(cls, policy: Policy, engine: Engine, positions: Callable[[], Positions]) -> "Checkpoints":
+        """Of a process that came to a job in training and has its state: no other is asked, no file read."""
+        refuse_no_safetensors()
+        made = cls(policy, engine, positions)
+        made.resumed_from = engine.num_steps
+        return made
 
     def steps(self) -> tuple[int, ...]:
         """Steps done at each checkpoint that is there, ascending."""
@@ -143,19 +156,29 @@ class Checkpoints:
             writing.start(self._policy.timeout_s, self._publish if self._is_first else None)
 
     def close(self, *, failed: bool) -> None:
-        """Wait for what is being written; after a failure not for other ranks, and without an error."""
+        """Wait for what is being written; after a failure neither for others nor long, without error."""
         if failed and self._writing is not None:
             self._writing.stop.set()
             self._writing.error = None
             assert self._writing.thread is not None
-            self._writing.thread.join()
+            self._writing.thread.join(CLOSE_S)
             self._writing = None
         self.wait()
+
+    def abandon(self) -> None:
+        """A process that writes may be gone: what is not complete now becomes no checkpoint, and no error."""
+        if self._writing is not None:
+            self._writing.stop.set()
+
+    @property
+    def _together(self) -> Together:
+        """The processes of now: the next plan may have others, and a group of its own."""
+        return Together.of_default_group(self._engine.device)
 
     @property
     def _is_first(self) -> bool:
         """Of the processes: the ranks of the plan may be others, after a change of plan."""
-        return not dist.is_initialized() or dist.get_rank() == 0
+        return self._together.rank == 0
 
     def _folder_of(self, num_steps: int) -> Path:
         return self._policy.folder / f"{_STEP}{num_steps:08d}"
@@ -163,23 +186,29 @@ class Checkpoints:
     def _begin(self, *, copies: bool) -> "_Writing | None":
         """Copy the state; None, on every rank, where it is on the disk already."""
         final = self._folder_of(self._engine.num_steps)
-        number, is_there = _told(self._engine, [time.time_ns(), final.is_dir()])
+        mine = (time.time_ns(), int(final.is_dir()), self._policy.number)
+        number, is_there, policy = self._told(mine)
         if is_there:
             return None
         attempt = final.with_name(f"{ATTEMPT}{final.name}-{number}")
         writing = _Writing(attempt, final, self._positions())
         writing.take(self._engine, copies=copies)
+        if policy != self._policy.number:  # of one that joined
+            writing.error = _unlike()
         return writing
+
+    def _told(self, numbers: Sequence[int]) -> tuple[int, ...]:
+        """The numbers of the first process, on every one."""
+        first, *_ = self._together.gather(msgspec.msgpack.encode(numbers))
+        return msgspec.msgpack.decode(first, type=tuple[int, ...])
 
     def _agree(self, writing: "_Writing | None") -> None:
         """UnsupportedEnvironmentError, or its own error, on every rank where one failed."""
         error = writing.error if writing is not None else None
-        failed = torch.tensor(float(error is not None), device=self._engine.device)
-        if dist.is_initialized():
-            dist.all_reduce(failed)
+        failed = self._together.largest(error is not None)
         if error is not None:
             raise error
-        if failed.item():
+        if failed:
             raise UnsupportedEnvironmentError(
                 f"another rank could not write its part of a checkpoint in {self._policy.folder}; its own "
                 "error says why. The checkpoints before it are as they were"
@@ -202,7 +231,7 @@ class Checkpoints:
             self._policy.folder.mkdir(parents=True, exist_ok=True)
             remove_attempts(self._policy.folder)
             newest = max(self.steps(), default=-1)
-        (newest,) = _told(self._engine, [newest])
+        (newest,) = self._told([newest])
         if newest < 0:
             return ()
         manifest = load(self._engine, self._folder_of(newest))
@@ -246,7 +275,9 @@ class _Writing:
 
     def start(self, timeout_s: Seconds, publish: Callable[[Path], None] | None) -> None:
         """Write in the background; ``publish`` on the first rank, which also commits."""
-        self.thread = threading.Thread(target=self._run, args=(timeout_s, publish), name="checkpoint")
+        self.thread = threading.Thread(
+            target=self._run, args=(timeout_s, publish), name="checkpoint", daemon=True
+        )
         self.thread.start()
 
     def _run(self, timeout_s: Seconds, publish: Callable[[Path], None] | None) -> None:
@@ -263,24 +294,8 @@ class _Writing:
             self.error = error
 
 
-def _told(engine: Engine, numbers: list[int]) -> list[int]:
-    """The numbers of the first rank, on every rank."""
-    if not dist.is_initialized():
-        return numbers
-    told = torch.tensor(numbers, dtype=torch.int64, device=engine.device)
-    dist.broadcast(told, 0)
-    return [int(number) for number in told.tolist()]
-
-
-def _refuse_unlike(engine: Engine, number: int) -> None:
-    """UsageError, on every rank, where the ranks were given other arguments."""
-    if not dist.is_initialized():
-        return
-    ends = torch.tensor([number, -number], dtype=torch.int64, device=engine.device)
-    dist.all_reduce(ends, dist.ReduceOp.MAX)
-    highest, lowest = ends.tolist()
-    if highest != -lowest:
-        raise UsageError(
-            "the ranks call session.checkpoints with other arguments; give all the same folder, every, keep "
-            "and background"
-        )
+def _unlike() -> UsageError:
+    return UsageError(
+        "the ranks call session.checkpoints with other arguments; give all the same folder, every, keep and "
+        "background"
+    )

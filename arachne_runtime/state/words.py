@@ -103,6 +103,11 @@ def agreed(together: Together, action: Callable[[], Word]) -> tuple[Word, ...]:
     return words
 
 
+def first_unlike(told: Sequence[bytes]) -> int | None:
+    """The first process that was given something else than process 0; None where all agree."""
+    return next((process for process, each in enumerate(told) if each != told[0]), None)
+
+
 def progress_of(words: Sequence[Word]) -> Progress:
     """What all that hold any state have done; ReplanError, alike on every process, where they differ."""
     told = [(process, word.progress) for process, word in enumerate(words) if word.progress is not None]
