@@ -88,7 +88,7 @@ def _brought(old: Old | None, words: Sequence[Word], needed: Sequence[Holding]) 
         scalars=scalars,
         frozen=tuple(dict.fromkeys(name for word in words for name in word.frozen if name in names)),
         settings=(old.settings if old is not None else None) or heard_settings(words),
-        progress=msgspec.structs.replace(progress_of(words), shard=()),
+        progress=msgspec.structs.replace(progress_of(words), shards=()),
         random=old.random if old is not None else None,
         is_new=old is None or old.is_new,
     )

@@ -94,11 +94,12 @@ class Feeds:
 
     def after_step(self, report: StepReport, batch: StepBatch) -> None:
         """A batch was trained on."""
-        is_known = isinstance(batch, LoadedRows) and batch.feed is not None
+        kept = batch
         if isinstance(batch, LoadedRows) and batch.feed is not None:
             self._done[batch.feed] = batch.step + 1
+            kept = replace(batch, pieces=())
         if self.keeps_batches:
-            self._trained[report.step] = replace(batch, pieces=()) if is_known else batch
+            self._trained[report.step] = kept
 
     def since(self, num_steps: int, engine: Engine) -> Iterator[StepBatch]:
         """What was trained on when so many steps were done, and from then on, loaded for the engine's plan.

@@ -27,7 +27,7 @@ def refuse_lost_shards(words: Sequence[Word]) -> None:
 
     Nobody tells of the states that only that rank had: they would look as if nothing had been trained.
     """
-    shards = [word.progress.shard for word in words if word.progress is not None and word.progress.shard]
+    shards = [shard for word in words if word.progress is not None for shard in word.progress.shards]
     there = {shard[0] for shard in shards}
     missing = sorted({rank for shard in shards for rank in shard[1:]} - there)
     if missing:

@@ -57,7 +57,7 @@ class Old:
                 scale=astuple(scale) if scale is not None else None,
                 feeds=feeds,
                 notes=notes,
-                shard=(rank, *group) if group else (),
+                shards=((rank, *group),) if group else (),
             ),
         )
 

@@ -51,7 +51,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Progress(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """How far a process has come: what all that hold any state say alike, but for ``shard`` and ``notes``."""
+    """How far a process has come; all that hold any state say the same, but for ``shards`` and ``notes``."""
 
     num_steps: int
     """Done."""
@@ -60,8 +60,8 @@ class Progress(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     feeds: Positions = ()
     notes: bytes = b""
     """What else a joiner is to hear, as the first of the others says it."""
-    shard: tuple[int, ...] = ()
-    """Where ZeRO splits its states: its rank, then those of all that share them."""
+    shards: tuple[tuple[int, ...], ...] = ()
+    """Of each rank whose states are here and were split by ZeRO: its rank, then those of all that split."""
 
 
 class Word(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -1,0 +1,157 @@
+"""The last holder of a block dies: the job goes back to the newest copy that all who live have."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+
+from arachne_runtime.errors import LostStateError
+from arachne_runtime.membership.watch import break_group
+from arachne_runtime.state import buddy as buddy_module
+from arachne_runtime.state.buddies import Buddies, Room, free_bytes
+from arachne_runtime.state.buddy import Snapshots, replan_or_go_back
+from arachne_runtime.state.old import Old
+from arachne_runtime.state.packed import packed, unpacked
+from arachne_runtime.surroundings import lone_plan
+from arachne_runtime.testing import run_ranks
+from bench.cases import engine_of
+from bench.exactness_replans import ReplanCase
+from bench.exactness_tensor import BLOCKS
+
+from .test_replan import EXACT, plan_of, stage
+from .test_replan_processes import DEVICES, Worlds, copies, make, node
+
+NUM_STEPS, EVERY, DEATH = 7, 2, 5
+"""Of the training; from copy to copy; done when a process dies, behind the copy at 4."""
+CHAIN = plan_of((6, stage((0, 1), (2, "a:0")), stage((1, 3), (2, "b:0")), stage((3, BLOCKS), (2, "a:1"))))
+"""Processes 0, 1 and 2, in another order of ranks: a:0, a:1, b:0."""
+FEWER = plan_of((4, stage((0, 4), (3, "a:0")), stage((4, BLOCKS), (1, "a:1"), (2, "b:1"))))
+"""Processes 0, 2 and 3, which joins."""
+CASE = ReplanCase(plan=CHAIN, adam=True, scheduled=True, rows=(12,) * NUM_STEPS)
+
+
+def undisturbed():
+    engine = engine_of(replace(CASE, plan=lone_plan(BLOCKS)))
+    losses = [engine.step(CASE.batch(step)).loss for step in range(NUM_STEPS)]
+    engine.close()
+    return losses
+
+
+def train(engine, snapshots, losses, stop, slow=None):
+    while engine.num_steps < stop:
+        if snapshots.is_due(engine):
+            snapshots.take(Old.of(engine))
+            if slow != engine.num_steps:
+                snapshots.wait()
+        step = engine.num_steps
+        losses[step] = engine.step(CASE.batch(step)).loss
+
+
+def enter(snapshots, engine):
+    return snapshots.enter(sum(t.nbytes for t, _ in copies(engine).values()), DEVICES[dist.get_rank()][0])
+
+
+def dies(breaks):
+    """Losses by step, before and after the death of b:0, and where the job went back to."""
+    worlds, before, after = Worlds(), {}, {}
+    snapshots, engine, exchanged = Snapshots(every=EVERY), None, buddy_module.exchanged
+    if worlds.process < 3:
+        with worlds.entered([0, 2, 1], 1):
+            engine = engine_of(CASE)
+            (group,) = enter(snapshots, engine)
+            if breaks and worlds.process == 1:
+                buddy_module.exchanged = lambda mine, *rest: (
+                    exchanged(mine, *rest) if engine.num_steps < 4 else break_group(rest[0])
+                )
+            train(engine, snapshots, before, DEATH, slow=4 if breaks else None)
+            break_group(group)
+            snapshots.leave()
+            engine.close()
+    buddy_module.exchanged = exchanged
+    if worlds.process == 1:
+        return None
+    with worlds.entered([0, 2, 3], 2) as together:
+        old = Old.of(engine) if engine is not None else None
+        change, back = replan_or_go_back(old, snapshots, make(CASE, FEWER), together, node([0, 2, 3]))
+        engine = change.commit(engine)
+        assert engine.num_steps == back
+        groups = enter(snapshots, engine)
+        train(engine, snapshots, after, NUM_STEPS)
+        kept = [copy.num_steps for copy in snapshots._kept]
+        break_group(*groups)
+        snapshots.leave()
+        engine.close()
+    return before, after, back, kept
+
+
+@pytest.mark.parametrize("breaks", [False, True])
+def test_the_death_of_the_last_holder_of_a_block_goes_back_to_the_newest_whole_copy(breaks):
+    wanted = undisturbed()
+    back = 2 if breaks else 4
+    *survivors, joiner = [found for found in run_ranks(4, dies, breaks) if found is not None]
+    for before, after, went_to, kept in survivors:
+        assert went_to == back
+        assert list(before) == list(range(DEATH))
+        assert list(after) == list(range(back, NUM_STEPS))
+        for losses in (before, after):
+            assert np.allclose(list(losses.values()), [wanted[step] for step in losses], rtol=0, atol=EXACT)
+        assert kept == [6]  # every older one was let go
+    assert joiner[1:] == survivors[0][1:]
+    assert joiner[0] == {}
+
+
+def nobody_has_a_copy():
+    worlds, snapshots = Worlds(), Snapshots(every=EVERY)
+    with worlds.entered([0, 1], 1) as together:
+        if worlds.process == 0:
+            snapshots._kept.append(buddy_module.Copy(4, [], is_whole=True))
+        else:
+            snapshots._kept.append(buddy_module.Copy(2, [], is_whole=True))
+        with pytest.raises(LostStateError, match="no snapshot is whole on all processes"):
+            snapshots.common(together)
+        snapshots._kept[0].num_steps = 2
+        return snapshots.common(together)
+
+
+def test_a_copy_that_not_all_have_is_none():
+    assert run_ranks(2, nobody_has_a_copy) == [2, 2]
+
+
+def test_a_copy_is_in_other_memory_and_equal():
+    engine = engine_of(replace(CASE, plan=lone_plan(BLOCKS), dtype=torch.float32))
+    engine.step(
+        {key: value.float() if value.is_floating_point() else value for key, value in CASE.batch(0).items()}
+    )
+    held = copies(engine)
+    old = unpacked(packed(Old.of(engine)))
+    engine.step(
+        {key: value.float() if value.is_floating_point() else value for key, value in CASE.batch(1).items()}
+    )
+    assert old.is_kept
+    assert old.progress.num_steps == 1
+    assert len(old.holdings) == len(held)
+    for each in old.holdings:
+        assert torch.equal(each.tensor, held[each.name, each.key][1])
+        assert each.tensor.data_ptr() != held[each.name, each.key][0].data_ptr()
+    engine.close()
+
+
+def rooms(*told):
+    return [Room(node=node, nbytes=nbytes, free_bytes=free) for node, nbytes, free in told]
+
+
+def test_a_copy_goes_to_another_node_with_room():
+    found = Buddies.of(rooms(("a", 10, 1000), ("a", 10, 1000), ("b", 10, 100), ("c", 10, 500)))
+    assert found.of_rank == (3, 3, 0, 0) or found.of_rank[:2] == (3, 3)
+    assert all(ward in (0, 1, 2) for ward in found.wards(3))
+    assert Buddies.of(rooms(("a", 10, 100), ("a", 10, 100))).of_rank == (1, 0)
+    assert Buddies.of(rooms(("a", 10, 100))).of_rank == (0,)
+    assert Buddies.of(rooms(("a", 10, 100))).wards(0) == ()
+    assert Buddies.of(rooms(("a", 10, 100), ("b", 10, 39))) is None
+    assert Buddies.of(rooms(("a", 10, 100), ("b", 10, 40))).of_rank == (1, 0)
+
+
+def test_what_a_host_can_give_is_more_than_nothing():
+    assert free_bytes() > 2**20
