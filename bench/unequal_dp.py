@@ -20,7 +20,7 @@ from arachne_runtime.errors import ArachneError
 from .report import Options, Result, at_least, at_most, interval, run_bench
 from .unequal_drift import drift_results
 from .unequal_equal import equal_results
-from .unequal_labs import CASES, FOUR, QUICK, Case, train_on
+from .unequal_labs import CASES, QUICK, Case, train_on
 from .unequal_records import Found
 
 OFF_THE_BEST = 1.02
@@ -59,9 +59,8 @@ def measure(options: Options) -> Iterator[Result]:
 def _judged(case: Case, found: Found) -> Iterator[Result]:
     """Ours beside the best split, and beside even DDP where that is claimed."""
     yield off_the_best(case.name, found)
-    if tuple(case.shares) == FOUR and case.network is None:
-        gain = median(found.turns["even DDP"]) / median(found.turns["ours"])
-        yield at_least(f"{case.name}-gain", gain, "x even DDP", bound=GAIN, turns=found.turns)
+    if found.evens_s:
+        yield gain(case.name, found)
 
 
 def off_the_best(name: str, found: Found) -> Result:
@@ -75,6 +74,16 @@ def off_the_best(name: str, found: Found) -> Result:
         high=at.high, splits=found.splits, turns=found.turns, pairs=found.pairs,
         learning_steps=found.learning_steps, rebalances=found.rebalances, predicted_s=found.predicted_s,
     )  # fmt: skip
+
+
+def gain(name: str, found: Found) -> Result:
+    """Even DDP's step over ours beside it: the median of the ratios."""
+    ratios = [even_s / ours_s for even_s, (ours_s, _) in zip(found.evens_s, found.pairs, strict=True)]
+    at = interval(ratios, CONFIDENCE)
+    print(f"{name}: even DDP's step over ours {at} in {len(ratios)} turns", flush=True)
+    return at_least(
+        f"{name}-gain", at.median, "x even DDP", bound=GAIN, low=at.low, high=at.high, ratios=ratios
+    )
 
 
 def table(case: Case, found: Found) -> str:

@@ -23,6 +23,10 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
     """Splits that the search may time."""
     num_pairs: int = 15
     """Of our split and the best one found."""
+    is_beside_even: bool = False
+    """Whether even DDP takes turns beside these pairs too."""
+    cores: tuple[int, ...] = ()
+    """By rank the core of which its device is a slice, counted among those there are; none: any core."""
     drift_steps: int = 0
     """Before a rank is slowed, while it is, and afterwards; 0: it is not."""
 
@@ -47,6 +51,8 @@ class Found(msgspec.Struct, frozen=True, kw_only=True):
     """Seconds of a step, by contestant and turn."""
     pairs: list[tuple[float, float]]
     """Seconds of a step with our split, and with the best one found."""
+    evens_s: list[float]
+    """Of even DDP beside each of the pairs, where it was timed."""
     learning_steps: int
     rebalances: int
     predicted_s: float

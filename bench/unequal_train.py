@@ -10,7 +10,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
@@ -41,6 +41,8 @@ REBALANCES = 3
 HOGS = 2
 """Processes beside rank 0 on its core: each of the three gets a third."""
 SLOWED = 0
+EVEN = "even DDP"
+"""torch's own, among contestants."""
 
 
 class Helm:
@@ -182,16 +184,15 @@ class Crew:
 
     def drift(self) -> Drift:
         """Train; train while hogs slow rank 0; train again."""
-        steps, rank = self.task.drift_steps, dist.get_rank()
+        steps = self.task.drift_steps
         self.helm.release()
         self.loader.link.restart_clocks()
-        with _on_cores(rank):
+        self._steps(steps)
+        begun = len(self.helm.log)
+        with _hogs(HOGS if dist.get_rank() == SLOWED else 0):
             self._steps(steps)
-            begun = len(self.helm.log)
-            with _hogs(HOGS if rank == SLOWED else 0):
-                self._steps(steps)
-            ended = len(self.helm.log)
-            self._steps(steps)
+        ended = len(self.helm.log)
+        self._steps(steps)
         return Drift(shares=self.helm.log, readings=self.helm.readings, slowed=(begun, ended))
 
     def _steps(self, steps: int) -> None:
@@ -215,16 +216,11 @@ def _first_ranks(value: float) -> float:
     return values.item()
 
 
-@contextmanager
-def _on_cores(rank: int) -> Iterator[None]:
-    """The slowed rank alone on the last core, so that what is started beside it is on its core."""
-    before = os.sched_getaffinity(0)
-    *others, last = sorted(before)
-    os.sched_setaffinity(0, {last} if rank == SLOWED or not others else set(others))
-    try:
-        yield
-    finally:
-        os.sched_setaffinity(0, before)
+def _stay_on_core(cores: Sequence[int]) -> None:
+    """Compute on the core of this rank's device, with all that this process starts."""
+    if cores:
+        there = sorted(os.sched_getaffinity(0))
+        os.sched_setaffinity(0, {there[cores[dist.get_rank()]]})
 
 
 @contextmanager
@@ -251,6 +247,7 @@ def _small_buckets() -> Iterator[None]:
 
 def compete(task: Task) -> Found:
     """All that a lab is asked."""
+    _stay_on_core(task.cores)
     with _small_buckets():
         return _compete(Crew(task))
 
@@ -260,19 +257,28 @@ def _compete(crew: Crew) -> Found:
     learning_steps = crew.learn()
     rebalances, splits = crew.helm.rebalances, crew.splits()
     predicted_s = crew.helm.balancer.predicted_s(splits["ours"])
-    turns = crew.in_turns(["even DDP", *splits], splits.get, task.rounds)
+    timed = _first_alike(splits)
+    taken = crew.in_turns([EVEN, *dict.fromkeys(timed.values())], splits.get, task.rounds)
+    turns = {EVEN: taken[EVEN]} | {name: taken[first] for name, first in timed.items()}
     quickest = min(splits, key=lambda name: median(turns[name]))
     best = climb(splits[quickest], crew.race, crew.busy, task.trials)
-    pairs = crew.in_turns(["ours", "best"], {"ours": splits["ours"], "best": best}.get, task.num_pairs)
+    judged = ["ours", "best", *([EVEN] if task.is_beside_even else [])]
+    pairs = crew.in_turns(judged, {"ours": splits["ours"], "best": best}.get, task.num_pairs)
     return Found(
         splits=splits | {"best": best},
         turns=turns,
         pairs=list(zip(pairs["ours"], pairs["best"], strict=True)),
+        evens_s=pairs.get(EVEN, []),
         learning_steps=learning_steps,
         rebalances=rebalances,
         predicted_s=predicted_s,
         drift=crew.drift() if task.drift_steps else None,
     )
+
+
+def _first_alike(splits: Mapping[str, Shares]) -> dict[str, str]:
+    """For each contestant the first one with the same split, which takes its turns for both."""
+    return {name: next(one for one in splits if splits[one] == split) for name, split in splits.items()}
 
 
 def main() -> None:

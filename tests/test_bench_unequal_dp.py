@@ -3,13 +3,14 @@
 import math
 
 import pytest
+from msgspec.structs import replace
 
 from arachne_runtime.errors import UnsupportedEnvironmentError
 from arachne_runtime.testing import run_ranks
 from bench import unequal_dp
-from bench.unequal_dp import off_the_best
+from bench.unequal_dp import gain, off_the_best
 from bench.unequal_drift import answer
-from bench.unequal_labs import CASES
+from bench.unequal_labs import CASES, EIGHT, FOUR, cores_of
 from bench.unequal_peers import even
 from bench.unequal_records import Drift, Found, Task
 from bench.unequal_search import climb, moves
@@ -77,7 +78,14 @@ def test_without_evidence_or_without_an_answer_nothing_has_followed(drift):
 
 
 def pairs_of(*ratios):
-    nothing = {"splits": {}, "turns": {}, "learning_steps": 0, "rebalances": 0, "predicted_s": 0.0}
+    nothing = {
+        "splits": {},
+        "turns": {},
+        "evens_s": [],
+        "learning_steps": 0,
+        "rebalances": 0,
+        "predicted_s": 0.0,
+    }
     return Found(pairs=[(ratio, 1.0) for ratio in ratios], **nothing)
 
 
@@ -96,6 +104,7 @@ def test_a_lab_that_is_not_to_be_had_falls_short_and_the_others_are_judged(monke
             splits={"ours": (2, 1), "best": (2, 1)},
             turns={"even DDP": [2.0], "ours": [1.0]},
             pairs=[(1.0, 1.0)] * 15,
+            evens_s=[2.0] * 15 if case.task.is_beside_even else [],
             learning_steps=9,
             rebalances=3,
             predicted_s=1.0,
@@ -110,6 +119,21 @@ def test_a_lab_that_is_not_to_be_had_falls_short_and_the_others_are_judged(monke
     assert "4-linked: no tunnel" in capsys.readouterr().out
 
 
+def test_a_gain_is_the_median_of_turns_beside_each_other():
+    """Slow minutes count for both."""
+    found = pairs_of(1.0, 1.0, 4.0)
+    assert gain("x", replace(found, evens_s=[1.7, 1.7, 8.0])).figure == 1.7
+    assert not gain("x", replace(found, evens_s=[1.5, 1.5, 8.0])).holds
+
+
+def test_devices_are_slices_of_cores_that_take_them_all():
+    assert cores_of(FOUR, 2) == (0, 1, 1, 1)
+    for shares in [case.shares for case in CASES]:
+        cores = cores_of(shares, 2)
+        assert all(sum(s for s, core in zip(shares, cores, strict=True) if core == k) <= 1 for k in (0, 1))
+    assert len(set(cores_of(EIGHT, 8))) == 8
+
+
 def race_on_ranks():
     """A whole lab's work, on two equal ranks of little to do."""
     task = Task(
@@ -121,6 +145,7 @@ def race_on_ranks():
         rounds=1,
         trials=2,
         num_pairs=2,
+        is_beside_even=True,
         drift_steps=3,
     )
     return compete(task)
@@ -131,5 +156,6 @@ def test_ranks_agree_on_what_they_found():
     assert (first.splits, first.turns, first.pairs) == (second.splits, second.turns, second.pairs)
     assert set(first.turns) == {"even DDP", "lb-bsp", "cannikin", "ours"}
     assert all(sum(split) == 16 for split in first.splits.values())
+    assert len(first.evens_s) == 2
     assert first.drift.slowed == (3, 6)
     assert len(first.drift.shares) == 9
