@@ -17,6 +17,7 @@ from .noise import (
 )
 from .scaling import Progress, ScalingRule, gain, lr_factor
 from .state import BalancerState
+from .tails import Tails, num_tail_sums, tail_sums
 from .time_model import ReplicaTime, TimeModel
 
 __all__ = [
@@ -41,11 +42,14 @@ __all__ = [
     "ReplicaTime",
     "ScalingRule",
     "SegmentNorms",
+    "Tails",
     "TimeModel",
     "best_batch",
     "best_times",
     "gain",
     "lr_factor",
     "measure_noise",
+    "num_tail_sums",
+    "tail_sums",
     "total",
 ]

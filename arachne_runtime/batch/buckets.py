@@ -102,10 +102,10 @@ class BucketFits:
     def _learn_ready(self, ready: Floats, took: Marks) -> None:
         """Means and variances with forgetting, both (replicas, buckets); far off: as three deviations."""
         self._count = self._count + took
-        share = np.where(took, 1 / np.clip(self._count, 1.0, self._memory), 0.0)
+        share = np.where(took, 1 / np.minimum(np.maximum(self._count, 1.0), self._memory), 0.0)
         error = ready - self._mean
         limit = np.where(self._count > 2, 3 * np.sqrt(self._variance) + _LEAST_DEVIATION, np.inf)
-        error = np.clip(error, -limit, limit)
+        error = np.minimum(np.maximum(error, -limit), limit)
         self._mean = self._mean + share * error
         moved = self._variance + share * (error * error - self._variance)
         self._variance = np.where(

@@ -75,7 +75,7 @@ class LineFits:
         self._variance = np.full(num_replicas, _PRIOR_NOISE**2)
         self._count = np.zeros(num_replicas)
         self._above, self._below = np.zeros(num_replicas), np.zeros(num_replicas)
-        self._ratios = np.ones((3, num_replicas))
+        self._ratios = [np.ones(num_replicas) for _ in range(3)]
 
     @property
     def state(self) -> FitState:
@@ -98,7 +98,7 @@ class LineFits:
         self._known = _Information(*(np.array(row) for row in state.information))
         self._variance, self._count = np.array(state.variance), np.array(state.count)
         self._above, self._below = np.array(state.above), np.array(state.below)
-        self._ratios = np.array(state.ratios)
+        self._ratios = [np.array(row) for row in state.ratios]
 
     @property
     def measured(self) -> Marks:
@@ -109,9 +109,10 @@ class LineFits:
         """Learn from one reading of each replica that is ``fresh`` and has samples; which ones drifted."""
         fresh = fresh & (samples > 0)
         seconds = np.maximum(seconds, _TINY_S)
-        self._begin(samples, seconds, fresh & ~self.measured)
+        measured = self.measured
+        self._begin(samples, seconds, fresh & ~measured)
         with np.errstate(all="ignore"):  # replicas without a reading are computed along, and not kept
-            drifted = self._learn(samples, seconds, fresh & self.measured)
+            drifted = self._learn(samples, seconds, fresh & measured)
             self._begin(samples, seconds, fresh & ~self._sound())
         self._count = self._count + fresh
         return drifted
@@ -152,6 +153,8 @@ class LineFits:
 
     def _begin(self, samples: Floats, seconds: Floats, first: Marks) -> None:
         """Start with this reading: a line through the origin."""
+        if not first.any():  # as in all steps but a few
+            return
         b = np.where(first, samples, 1.0)
         self._intercept = np.where(first, 0.0, self._intercept)
         weight = 1 / (seconds * seconds)
@@ -169,7 +172,10 @@ class LineFits:
         weight = np.minimum(1.0, _HUBER / np.maximum(np.abs(off), _HUBER))
         self._update(x, y, error, weight * (1 - self._forget / leverage), weight, fresh)
         self._spread(error * error / doubt, fresh)
-        self._ratios = np.where(fresh, np.stack([*self._ratios[1:], 1 + error]), self._ratios)
+        oldest, older, last = self._ratios
+        self._ratios = [
+            np.where(fresh, new, old) for new, old in ((older, oldest), (last, older), (1 + error, last))
+        ]
         near_log = off / (1 + error / 2)  # as far off at a third of the time as at three times of it
         drifted = fresh & self._alarm(near_log, fresh)
         self._restart(samples, drifted)
@@ -204,7 +210,7 @@ class LineFits:
         self._variance = np.where(fresh, new, self._variance)
 
     def _alarm(self, off: Floats, fresh: Marks) -> Marks:
-        step = np.clip(off, -_CLIP, _CLIP)
+        step = np.minimum(np.maximum(off, -_CLIP), _CLIP)
         self._above = np.where(fresh, np.maximum(self._above + step - _SLACK, 0.0), self._above)
         self._below = np.where(fresh, np.maximum(self._below - step - _SLACK, 0.0), self._below)
         return np.maximum(self._above, self._below) > _ALARM
@@ -215,7 +221,7 @@ class LineFits:
             return
         predicted = self.at(samples)
         readings = 1 / self._known.leverage(1 / predicted, samples / predicted)
-        ratio = np.where(drifted, np.maximum(np.median(self._ratios, axis=0), 1e-3), 1.0)
+        ratio = np.where(drifted, np.maximum(np.median(np.stack(self._ratios), axis=0), 1e-3), 1.0)
         self._intercept, self._slope = self._intercept * ratio, self._slope * ratio
         kept = _AFTER_ALARM_READINGS / np.maximum(readings, _AFTER_ALARM_READINGS) / (ratio * ratio)
         kept = np.where(drifted, kept, 1.0)

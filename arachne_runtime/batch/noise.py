@@ -115,6 +115,8 @@ class NoiseSums:
     """Σ ν_j / c_j."""
     apart: tuple[float, ...]
     """Σ |h_j|² / c_j, by parameter group."""
+    tails: tuple[float, ...] = ()
+    """Σ of what ``tails.tail_sums`` gives; none: noise is taken for Gaussian."""
 
     @classmethod
     def of(cls, parts: Sequence["NoiseSums"]) -> "NoiseSums":
@@ -126,6 +128,7 @@ class NoiseSums:
             variance=math.fsum(one.variance for one in parts),
             ratio=math.fsum(one.ratio for one in parts),
             apart=tuple(map(math.fsum, zip(*(one.apart for one in parts), strict=True))),
+            tails=tuple(map(math.fsum, zip(*(one.tails for one in parts), strict=True))),
         )
 
     def readings(self, squared_norms: Sequence[float]) -> tuple[NoiseReading, ...]:
@@ -141,7 +144,13 @@ class NoiseSums:
             return ()
         divisor = self.ratio - self.variance / self.weight
         pairs = zip(self.apart, squared_norms, strict=True)
-        return tuple(self._reading((a - h / self.weight) / divisor, h) for a, h in pairs)
+        return self.readings_of([(a - h / self.weight) / divisor for a, h in pairs], squared_norms)
+
+    def readings_of(
+        self, kappas: Sequence[float], squared_norms: Sequence[float]
+    ) -> tuple[NoiseReading, ...]:
+        """By parameter group, where κ, the trace of the covariance, is known."""
+        return tuple(self._reading(*pair) for pair in zip(kappas, squared_norms, strict=True))
 
     def _reading(self, kappa: float, square: float) -> NoiseReading:
         noise = kappa * self.variance / self.weight**2

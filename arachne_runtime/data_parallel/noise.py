@@ -4,10 +4,11 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
+from operator import add
 
 from torch import Tensor
 
-from ..batch import NoiseReading, NoiseSums
+from ..batch import NoiseReading, NoiseSums, Tails, num_tail_sums, tail_sums
 from .link import Turn
 
 
@@ -62,10 +63,17 @@ class NoiseMeter:
             sum(one.weight**2 / one.amount for one in used),
             sum(one.weight / one.amount for one in used),
             *(sum(row[g] for row in apart) for g in range(self.num_groups)),
+            *self._tail_sums(used, apart),
             *_by_group(self.summed, self.num_groups),
         ]
 
-    def readings(self, told: Sequence[Sequence[float]]) -> tuple[NoiseReading, ...]:
+    def _tail_sums(self, used: Sequence[MicroBatch], apart: Sequence[Sequence[float]]) -> list[float]:
+        found = [0.0] * (num_tail_sums(self.num_groups) if self.num_groups else 0)
+        for one, row in zip(used, apart, strict=True) if self.num_groups else ():
+            found = list(map(add, found, tail_sums(one.weight, one.amount, row)))
+        return found
+
+    def readings(self, told: Sequence[Sequence[float]], tails: Tails) -> tuple[NoiseReading, ...]:
         """By parameter group, from what all ranks have told; none where they had fewer than two backwards.
 
         None too where a gradient overflowed, and where nothing was measured yet: Adam has no state before its
@@ -75,19 +83,21 @@ class NoiseMeter:
         squares = told[0][len(told[0]) - self.num_groups :]
         if not any(squares) or not all(map(math.isfinite, chain.from_iterable(told))):
             return ()
-        return NoiseSums.of([_sums(row[: len(row) - self.num_groups]) for row in told]).readings(squares)
+        sums = NoiseSums.of([_sums(row[: len(row) - self.num_groups], self.num_groups) for row in told])
+        return tails.readings(sums, squares)
 
 
-def _sums(numbers: Sequence[float]) -> NoiseSums:
+def _sums(numbers: Sequence[float], num_parameter_groups: int) -> NoiseSums:
     """A rank's micro-batches: c is the weight, ν = c²/n is the variance in those of one sample's gradient."""
-    num_groups, samples, weight, variance, ratio, *apart = numbers
+    num_groups, samples, weight, variance, ratio, *rest = numbers
     return NoiseSums(
         num_groups=round(num_groups),
         samples=samples,
         weight=weight,
         variance=variance,
         ratio=ratio,
-        apart=tuple(apart),
+        apart=tuple(rest[:num_parameter_groups]),
+        tails=tuple(rest[num_parameter_groups:]),
     )
 
 

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.autograd import Variable
 
-from ..batch import NoiseReading, Reading
+from ..batch import NoiseReading, Reading, Tails
 from ..errors import UsageError
 from .accumulation import Accumulation
 from .bucket import Bucket, cut
@@ -43,6 +43,7 @@ class Reducer:
         """In which noise is measured; None: it is not."""
         self._meters = (NoiseMeter(0), NoiseMeter(0))
         """Of the last sum, and of the one under way."""
+        self._tails = Tails()
         self._is_apart = False
         """Whether the gradient of this backward is measured on its way to others that it is added to."""
         self.noise: tuple[NoiseReading, ...] = ()
@@ -116,7 +117,7 @@ class Reducer:
         elif self._space.is_of(optimizers):
             return
         self._space = Space.of(self._parameters, optimizers)
-        self._meters = self._new_meter(), self._new_meter()
+        self._meters, self._tails = (self._new_meter(), self._new_meter()), Tails()
 
     # --- the backward
 
@@ -291,7 +292,7 @@ class Reducer:
         found, self._told = self._told.rows(), None
         self._link.caps = [round(numbers[-1]) for numbers in found]
         num_times = num_numbers(len(self._buckets))
-        self.noise = self._meters[0].readings([numbers[num_times:-1] for numbers in found])
+        self.noise = self._meters[0].readings([numbers[num_times:-1] for numbers in found], self._tails)
         self._link.noise = self.noise
         if all(numbers[2] > 0 for numbers in found):
             self._link.readings = self._readings(found)
