@@ -1,5 +1,6 @@
 """A script of accelerate with HeteroAccelerator and random shares trains like one process."""
 
+import math
 import sys
 from importlib.util import find_spec
 from typing import Any
@@ -14,6 +15,7 @@ from arachne_runtime.data.order import GlobalOrder
 from arachne_runtime.errors import UnsupportedEnvironmentError, UsageError
 from arachne_runtime.testing import run_ranks
 from tests.adapters import ACCUMULATE, as_torchrun_starts, mean_loss, net, train_alone, wild
+from tests.test_unequal_adaptive import Training, alone, assert_close
 from tests.unequal import ROWS, data, gap, values
 
 needs_accelerate = pytest.mark.skipif(find_spec("accelerate") is None, reason="accelerate is not installed")
@@ -100,6 +102,48 @@ def test_what_is_not_exact_is_refused():
     for hook, early in run_ranks(2, prepare_wrongly):
         assert "does not rest" in hook
         assert "make it after the accelerator" in early
+
+
+class Prepared(Training):
+    """The same script under accelerate; its schedule is stepped once a step, not once for each process."""
+
+    def __init__(self) -> None:
+        from arachne_runtime.adapters.accelerate import HeteroAccelerator
+
+        super().__init__(torch.optim.Adam)
+        accelerator = HeteroAccelerator(cpu=True, step_scheduler_with_optimizer=False)
+        self.model, self.optimizer, self.schedule, self.loader = accelerator.prepare(
+            self.model, self.optimizer, self.schedule, self.loader
+        )
+
+    def found(self) -> Any:
+        weights = [p.tolist() for p in self.model.parameters()]
+        return self.taken, weights, self.loader.adaptation.decisions, self.schedule.scheduler.last_epoch
+
+
+def train_adaptively() -> Any:
+    with as_torchrun_starts():
+        training = Prepared()
+        training.epoch(0, fail_at=((1, 11),))
+        training.epoch(1)
+        found = training.found()
+        training.optimizer.scaler = object()  # as mixed_precision="fp16" makes one on a GPU
+        with pytest.raises(UsageError, match="fp16"):
+            training.loader.step(training.optimizer)
+        forget_states()
+    return found
+
+
+@needs_accelerate
+def test_an_adaptive_batch_knows_the_users_own_optimizer():
+    """A failed step is taken again, the rule is Adam's, and the schedule keeps pace."""
+    first, second = run_ranks(2, train_adaptively)
+    assert first == second
+    taken, weights, decisions, schedule_steps = first
+    assert decisions
+    assert any(one.factor > 1.05 for one in taken)
+    assert_close(weights, alone(torch.optim.Adam, taken))
+    assert schedule_steps == math.floor(taken[-1].progress + taken[-1].factor ** 2)
 
 
 def test_without_accelerate_it_says_what_to_install(monkeypatch):

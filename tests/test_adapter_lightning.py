@@ -118,13 +118,14 @@ def fit_wrongly() -> list[str]:
 
     lone = [torch.distributed.new_group([rank]) for rank in range(torch.distributed.get_world_size())]
     early = arachne.HeteroLoader(data(), 5, process_group=lone[torch.distributed.get_rank()])
-    told = []
+    told, adaptive = [], arachne.AdaptiveBatch()
     with as_torchrun_starts():
         manual = trainer_of(accumulate_grad_batches=1, gradient_clip_val=None)
         for act in (
             lambda: trainer_of().fit(module_of(early=early)),
             lambda: manual.fit(module_of(automatic=False)),
             lambda: HeteroStrategy(find_unused_parameters=True),
+            lambda: trainer_of().fit(module_of(early=arachne.HeteroLoader(data(), 5, adaptive=adaptive))),
         ):
             try:
                 act()
@@ -135,10 +136,11 @@ def fit_wrongly() -> list[str]:
 
 @needs_lightning
 def test_what_is_not_exact_is_refused():
-    for early, manual, option in run_ranks(2, fit_wrongly):
+    for early, manual, option, adaptive in run_ranks(2, fit_wrongly):
         assert "make it in train_dataloader()" in early
         assert "automatic_optimization is off" in manual
         assert "find_unused_parameters" in option
+        assert "Lightning counts" in adaptive
 
 
 def test_without_lightning_it_says_what_to_install(monkeypatch):

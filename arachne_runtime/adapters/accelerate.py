@@ -8,11 +8,14 @@ import torch
 from torch import Tensor, nn
 
 from ..data_parallel import HeteroDDP, HeteroLoader
+from ..data_parallel.step import StepBody
 from ..errors import UnsupportedEnvironmentError, UsageError
 
 try:
     from accelerate import Accelerator
     from accelerate.data_loader import DataLoaderStateMixin
+    from accelerate.optimizer import AcceleratedOptimizer
+    from accelerate.scheduler import AcceleratedScheduler
     from accelerate.state import GradientState
     from accelerate.utils import DDPCommunicationHookType, DistributedType, recursively_apply, send_to_device
 except ImportError as error:
@@ -36,7 +39,9 @@ class HeteroAccelerator(Accelerator):
     place if it is registered (``accelerator.register_for_checkpointing(loader)``). ``gather`` wants equal
     parts; ``gather_for_metrics`` and ``arachne.evaluate`` do not.
 
-    Make the loader after the accelerator, which starts the process group.
+    Make the loader after the accelerator, which starts the process group. The prepared loader's ``step``,
+    around the body of the loop, takes the prepared optimizer and schedule: for an adaptive batch, or where
+    memory may run out.
     """
 
     def prepare(self, *args: Any, device_placement: Any = None) -> Any:
@@ -142,6 +147,15 @@ class PlacedLoader(DataLoaderStateMixin):
         """Whatever the loader has."""
         return getattr(self.loader, name)
 
+    def step(self, *actors: Any) -> StepBody:
+        """As HeteroLoader's; optimizers and schedules that ``prepare`` gave act through the user's own.
+
+        Raises:
+            UsageError: A loss is scaled, for which accelerate changes ``optimizer.step`` itself.
+
+        """
+        return self.loader.step(*map(_users_own, actors))
+
     def __iter__(self) -> Iterator[Any]:
         """The batches of the rest of this epoch, or of the next one."""
         self.begin()
@@ -151,3 +165,14 @@ class PlacedLoader(DataLoaderStateMixin):
                 yield send_to_device(batch, self.device)
         finally:
             self.end()
+
+
+def _users_own(actor: Any) -> Any:
+    if isinstance(actor, AcceleratedOptimizer):
+        if actor.scaler is not None:
+            raise UsageError(
+                "mixed_precision='fp16' changes optimizer.step in each step, past what loader.step does to "
+                "it; use 'bf16', or leave loader.step out"
+            )
+        return actor.optimizer
+    return actor.scheduler if isinstance(actor, AcceleratedScheduler) else actor

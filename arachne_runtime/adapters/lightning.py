@@ -61,9 +61,15 @@ class HeteroStrategy(DDPStrategy):
         """As it is.
 
         Raises:
-            UsageError: A HeteroLoader that was made before the process group.
+            UsageError: A HeteroLoader that was made before the process group, or whose batch is adaptive.
 
         """
+        if isinstance(dataloader, HeteroLoader) and dataloader.is_adaptive:
+            raise UsageError(
+                "an adaptive batch needs `with loader.step(optimizer):` around the body of the loop, which "
+                "is Lightning's here, and changes how many steps an epoch has, which Lightning counts "
+                "beforehand; leave out adaptive=, or write the loop with arachne.HeteroDDP"
+            )
         if isinstance(dataloader, HeteroLoader) and dataloader.link.peers.num_ranks != self.world_size:
             raise UsageError(
                 f"the HeteroLoader shares out among {dataloader.link.peers.num_ranks} ranks, but there are "

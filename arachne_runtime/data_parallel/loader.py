@@ -121,6 +121,11 @@ class HeteroLoader:
         return self.link.turn.shares if self.link.turn else ()
 
     @property
+    def is_adaptive(self) -> bool:
+        """Whether the global batch follows the gradient noise."""
+        return self._adaptation is not None
+
+    @property
     def adaptation(self) -> Adaptation:
         """Where an adaptive batch is: ``lr_factor``, ``noise_scale``, ``decisions``.
 
