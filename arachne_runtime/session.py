@@ -240,7 +240,7 @@ class Session:
 
         """
         changes = self._change()
-        changes.source = source if callable(source) else PlanFile(Path(source), changes.engine.plan)
+        changes.source = source if callable(source) else PlanFile(Path(source))
 
     def on_replan(self, tell: Callable[[PlanChange], None]) -> None:
         """Call ``tell`` on this rank after every change of plan, between two steps."""

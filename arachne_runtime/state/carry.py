@@ -27,7 +27,7 @@ ROUNDS_UNDER_WAY = 2
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class MovePiece:
     """Some elements of a move, row by row."""
 
     move: Move
@@ -47,7 +47,7 @@ class Message:
     target: int
     number: int
     """Of the messages between these two."""
-    pieces: tuple[Piece, ...]
+    pieces: tuple[MovePiece, ...]
 
     @property
     def nbytes(self) -> Bytes:
@@ -169,12 +169,12 @@ def _largest(by_pair: Mapping[tuple[int, int], object]) -> Bytes:
     return min(MESSAGE_BYTES, BUDGET_BYTES // (busiest * ROUNDS_UNDER_WAY))
 
 
-def _filled(moves: Sequence[Move], limit: Bytes) -> Iterator[tuple[Piece, ...]]:
+def _filled(moves: Sequence[Move], limit: Bytes) -> Iterator[tuple[MovePiece, ...]]:
     """The pieces of each message of a pair.
 
     Wide elements come first, so that each piece begins at a multiple of its element's size.
     """
-    pieces: list[Piece] = []
+    pieces: list[MovePiece] = []
     room = limit
     for move in sorted(moves, key=lambda move: -move.itemsize):
         numel, done = move.nbytes // move.itemsize, 0
@@ -184,7 +184,7 @@ def _filled(moves: Sequence[Move], limit: Bytes) -> Iterator[tuple[Piece, ...]]:
                 yield tuple(pieces)
                 pieces, room = [], limit
                 continue
-            pieces.append(Piece(move, range(done, done + count)))
+            pieces.append(MovePiece(move, range(done, done + count)))
             done, room = done + count, room - count * move.itemsize
     if pieces:
         yield tuple(pieces)

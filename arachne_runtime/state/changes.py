@@ -59,7 +59,7 @@ class PlanChanges:
     hooks: Hooks
     listeners: list[Callable[[PlanChange], None]] = field(default_factory=list)
     source: Callable[[], Plan | None] | None = None
-    """Gives this process a plan that it has not given before."""
+    """Gives this process a plan that it may not have given before."""
     _wish: Plan | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
@@ -68,6 +68,12 @@ class PlanChanges:
 
     def to(self, plan: Plan) -> PlanChange:
         """Change to ``plan``; see ``Session.replan``."""
+        change = self._changed(plan)
+        self._tell(change)
+        return change
+
+    def _changed(self, plan: Plan) -> PlanChange:
+        """Change to ``plan``, of which nobody has heard yet."""
         start, engine = time.perf_counter(), self.engine
         together = Together.of_default_group(engine.device)
         _refuse_unlike(together.gather(encode(plan)))
@@ -95,7 +101,7 @@ class PlanChanges:
             is_split=bool(zero_group_of(plan, rank)),
         )
         made.commit(engine)
-        change = PlanChange(
+        return PlanChange(
             old=old,
             new=plan,
             step=engine.num_steps,
@@ -104,9 +110,6 @@ class PlanChanges:
             transfer_s=made.moved.seconds,
             seconds=time.perf_counter() - start,
         )
-        for listener in self.listeners:
-            listener(change)
-        return change
 
     def _refuse(self, plan: Plan) -> None:
         """UsageError for what another plan cannot change."""
@@ -127,34 +130,47 @@ class PlanChanges:
                 )
 
     def _wants(self) -> bool:
-        if self._wish is None and self.source is not None:
-            self._wish = self.source()
+        """The newest wish of this process counts; one for the plan that the job has is granted already."""
+        if self.source is not None:
+            self._wish = self.source() or self._wish
+        if self._wish == self.engine.plan:
+            self._wish = None
         return self._wish is not None
 
     def _follow(self, report: StepReport, batch: StepBatch) -> None:
-        """Behind a step in which any process wanted another plan: take the one of the lowest."""
+        """Behind a step in which any process wanted another plan: take the one of the lowest.
+
+        Others' wishes wait for the next step.
+        """
         if not self.engine.is_change_wanted:
             return
-        wish, self._wish = self._wish, None
         together = Together.of_default_group(self.engine.device)
-        wishes = together.gather(encode(wish) if wish is not None else b"")
+        wishes = together.gather(encode(self._wish) if self._wish is not None else b"")
         plan = msgspec.json.decode(next(filter(None, wishes)), type=Plan)
+        if self._wish == plan:
+            self._wish = None
         try:
-            self.to(plan)
+            change = self._changed(plan)
         except (UsageError, InvalidFileError, ReplanError) as error:
             warnings.warn(f"step {report.step}: the plan is not changed: {error}", stacklevel=2)
+            return
+        self._tell(change)
+
+    def _tell(self, change: PlanChange) -> None:
+        """Errors of those that listen are their own: the plan has changed."""
+        for listener in self.listeners:
+            listener(change)
 
 
 class PlanFile:
-    """Reads a plan's file again when it has changed, and gives each plan once."""
+    """Reads a plan's file, and again whenever it has changed."""
 
-    def __init__(self, path: Path, known: Plan) -> None:
-        """``known``: the plan that is followed already."""
-        self._path, self._known = path, known
+    def __init__(self, path: Path) -> None:
+        self._path = path
         self._seen: tuple[int, int] | None = None
 
     def __call__(self) -> Plan | None:
-        """A new plan; None where there is none, or, with a warning, one with faults."""
+        """A plan; None where the file is as it was, is not there, or, with a warning, has faults."""
         try:
             found = self._path.stat()
         except OSError:
@@ -163,14 +179,10 @@ class PlanFile:
             return None
         self._seen = (found.st_mtime_ns, found.st_size)
         try:
-            plan = read_plan(self._path)
+            return read_plan(self._path)
         except InvalidFileError as error:
             warnings.warn(f"the plan is not changed: {error}", stacklevel=2)
             return None
-        if plan == self._known:
-            return None
-        self._known = plan
-        return plan
 
 
 def _refuse_unlike(plans: Sequence[bytes]) -> None:

@@ -53,7 +53,7 @@ POLL_S: Seconds = 0.01
 _Runs = tuple[tuple[int, int], ...]
 
 
-class Piece(Document, frozen=True, kw_only=True):
+class SavedPiece(Document, frozen=True, kw_only=True):
     """A part of a tensor, in one file."""
 
     part: tuple[_Runs, ...]
@@ -79,7 +79,7 @@ class SavedTensor(Document, frozen=True, kw_only=True):
     shape: tuple[int, ...]
     dtype: str
     is_buffer: bool = False
-    pieces: tuple[Piece, ...] = ()
+    pieces: tuple[SavedPiece, ...] = ()
 
 
 class Index(Document, frozen=True, kw_only=True):
@@ -130,7 +130,7 @@ class Snapshot:
             values[entry] = _on_host(cut_out(part, held.tensor, held.part), held.tensor, copies)
             known = found.setdefault((held.name, held.key), _saved(held))
             runs = tuple(tuple((run.start, run.stop) for run in each) for each in part)
-            piece = Piece(part=runs, rank=rank, entry=entry, sha256="")
+            piece = SavedPiece(part=runs, rank=rank, entry=entry, sha256="")
             found[held.name, held.key] = msgspec.structs.replace(known, pieces=(*known.pieces, piece))
         for held in holdings(engine):  # those of no elements have no pieces, and must be known
             if math.prod(held.shape) == 0:
@@ -209,7 +209,7 @@ def load(engine: Engine, folder: Path) -> Manifest:
     saved = {(each.name, each.key): each for each in manifest.tensors}
     _refuse_other_model(engine, saved, folder)
     make_states(engine, _states(manifest))
-    wanted: dict[int, list[tuple[Piece, Holding, Part]]] = defaultdict(list)
+    wanted: dict[int, list[tuple[SavedPiece, Holding, Part]]] = defaultdict(list)
     for held in holdings(engine):
         each = saved.get((held.name, held.key))
         if each is None or each.shape != held.shape or each.dtype != dtype_name(held.tensor.dtype):
@@ -315,7 +315,7 @@ def _unlike(held: Holding, saved: SavedTensor | None, folder: Path) -> UsageErro
     )
 
 
-def _needed(held: Holding, saved: SavedTensor, folder: Path) -> Iterator[tuple[Piece, Part]]:
+def _needed(held: Holding, saved: SavedTensor, folder: Path) -> Iterator[tuple[SavedPiece, Part]]:
     found = 0
     for piece in saved.pieces:
         part = crossing(held.part, piece.where)
@@ -326,9 +326,9 @@ def _needed(held: Holding, saved: SavedTensor, folder: Path) -> Iterator[tuple[P
         raise damaged(folder / MANIFEST, f"lacks a part of {held.name} {held.key}".rstrip())
 
 
-def _read(folder: Path, file: TensorFile, wanted: Sequence[tuple[Piece, Holding, Part]]) -> None:
+def _read(folder: Path, file: TensorFile, wanted: Sequence[tuple[SavedPiece, Holding, Part]]) -> None:
     """Copy pieces of one file to where they are held, each read once."""
-    by_entry: dict[str, list[tuple[Piece, Holding, Part]]] = defaultdict(list)
+    by_entry: dict[str, list[tuple[SavedPiece, Holding, Part]]] = defaultdict(list)
     for each in wanted:
         by_entry[each[0].entry].append(each)
     with opened(folder, file) as handle:
