@@ -28,7 +28,7 @@ check: setup
 
 # every figure of the docs, some four hours; on an idle machine
 bench: setup
-	for name in exactness overhead runtime memory models estimate price planning_time oracle planners learned \
+	for name in exactness overhead runtime memory models estimate price planning_time replanning oracle planners learned \
 	            learned_later profile demo feedback unequal_dp_numbers unequal_dp unequal_target \
 	            migration checkpoints; do \
 	    $(BIN)/python -m bench.$$name --out bench/results || exit 1; done

@@ -235,7 +235,14 @@ class World:
         if self.asked:
             ask = self.asked.popleft()
             plan = plan_of(ask.devices) if self.fits(ask.devices) else None
-            offer = plan and Offer(plan=plan, samples_per_s=self.gain, running_samples_per_s=1.0)
+            costs = dict.fromkeys(ask.devices, 1.0)
+            offer = plan and Offer(
+                plan=plan,
+                samples_per_s=self.gain,
+                running_samples_per_s=1.0,
+                compute_s=costs,
+                running_compute_s=costs if ask.running else {},
+            )
             self.do(self.machine.planned(ask.number, offer, self.now_s))
 
     def team(self) -> list[Worker]:

@@ -8,6 +8,7 @@ from arachne_runtime.membership.decision import Report, Verdict
 from arachne_runtime.membership.messages import (
     AskStatus,
     Beat,
+    Costs,
     Exited,
     Failed,
     Frozen,
@@ -90,6 +91,16 @@ def test_a_stopped_process_is_out_and_stays_out_when_it_wakes():
     world.start("a:1")
     world.pass_time(1)
     assert members(world) == ["a:0", "a:1", "b:0"]
+
+
+def test_a_plan_made_in_a_hurry_is_looked_at_again_once_they_train():
+    world = started(gain=1.0)
+    world.die(world.team()[2])
+    asked = []
+    plan, world.plan = world.plan, lambda: (asked.extend(world.asked), plan())
+    world.pass_time(3)
+    assert [(ask.devices, ask.running is not None) for ask in asked] == [(("a:0", "a:1"), True)] * 2
+    assert (world.machine.history.generation, world.machine.history.is_completed) == (2, True)
 
 
 def test_a_joiner_comes_at_a_step_end_where_it_pays():
@@ -279,6 +290,9 @@ class Chaos(RuleBasedStateMachine):
         elif worker.connection is not None:
             told = Progress(generation=worker.generation, step=worker.applied, samples_per_s=1.0)
             self.world.say(worker.connection, told)
+            costs = Costs(generation=worker.generation, compute_s=1.0 + (number % 2) * 4.0)
+            for _ in range(way):
+                self.world.say(worker.connection, costs)
 
     @rule(node=strategies.sampled_from("abc"))
     def go_silent_or_speak(self, node):

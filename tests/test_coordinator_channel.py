@@ -26,6 +26,7 @@ from arachne_runtime.membership.messages import (
     AskStatus,
     Beat,
     ChangeWanted,
+    Costs,
     Done,
     Exited,
     Failed,
@@ -178,6 +179,7 @@ def noise(random_source, number) -> bytes:
             generation=1, report=Report(applied=1, entered=2, held=1, flags=Flags(step=1, is_finite=True))
         ),
         Progress(generation=1, step=3, samples_per_s=1.5),
+        Costs(generation=1, compute_s=0.5),
         Done(),
         Beat(),
     ]

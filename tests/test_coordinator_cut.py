@@ -8,6 +8,7 @@ from arachne_runtime.plan.cluster import Cluster, Network, NetworkPair, NodeEntr
 from arachne_runtime.plan.plan import MadeBy
 from arachne_runtime.plan.rules import check_cluster, check_plan
 from launch.coordinator.cut import cut
+from launch.coordinator.slowed import Slowed
 
 from .strategies import clusters, plans
 
@@ -34,6 +35,7 @@ def test_what_is_left_of_a_node_gets_a_name_of_its_own():
         ("a-0.0", 3, 1),
         ("a-1.0", 3, 1),
     ]
+    assert not check_cluster(here.cluster)
     assert here.names["a-0:2"] == "a-0.0:1"
     assert here.names["a-2:3"] == "a:3"
     assert here.cluster.link("a-1.0", "a").inter_GBps == 2.0
@@ -42,8 +44,8 @@ def test_what_is_left_of_a_node_gets_a_name_of_its_own():
 
 
 def test_devices_of_a_node_may_count_as_other_types():
-    here = cut(CLUSTER, CLUSTER.devices, lambda d: "slow" if d == "a-1:2" else CLUSTER.device_type(d))
-    assert here.cluster.device_type(here.names["a-1:2"]) == "slow"
+    here = cut(CLUSTER, CLUSTER.devices, Slowed(CLUSTER, {"a-1:2": 3.0}))
+    assert here.cluster.device_type(here.names["a-1:2"]) == "A100-40*3"
     assert here.cluster.device_type(here.names["a-1:3"]) == "A100-40"
     assert len(here.cluster.devices) == len(CLUSTER.devices)
 

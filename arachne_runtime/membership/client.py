@@ -3,7 +3,9 @@
 import secrets
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
+from statistics import median
 from typing import Self, TypeAlias
 
 from ..errors import ArachneError
@@ -16,6 +18,7 @@ from .messages import (
     Beat,
     ChangeWanted,
     Completed,
+    Costs,
     Done,
     Ended,
     Exited,
@@ -39,6 +42,12 @@ from .messages import (
 Stop: TypeAlias = Freeze | ChangeWanted
 PROGRESS_S: Seconds = 1.0
 """Between two words of progress."""
+COSTS_S: Seconds = 2.0
+"""Between two words of costs."""
+COSTS_S_PER_MEMBER: Seconds = 0.002
+"""The least of it for each member, so that the coordinator hears at most 500 such words a second."""
+WARM_STEPS = 2
+"""Steps of a generation that make connections and fill caches; they say nothing of costs."""
 
 
 class CoordinatorLostError(ArachneError, ConnectionError):
@@ -87,6 +96,10 @@ class MemberClient:
         self._lasting: tuple[Inbound, ...] = ()
         """Said again on each connection."""
         self._progress_at_s: Seconds = 0.0
+        self._costs_at_s: Seconds = 0.0
+        self._computed_s: deque[Seconds] = deque(maxlen=1024)
+        """Of the steps since the last word of costs."""
+        self._warm_steps = WARM_STEPS
         self._line = Line(address, token, self._opening, self._hear)
 
     @property
@@ -119,17 +132,34 @@ class MemberClient:
         """Its script has come to its end, so its going stops nobody; say it before leaving the groups."""
         self._say_always(Done())
 
-    def progress(self, step: int, samples_per_s: float) -> None:
-        """For the status, after each step: the first member says so once a second, the others nothing.
+    def progress(self, step: int, samples_per_s: float, compute_s: Seconds = 0.0) -> None:
+        """For the status and for drift: after each step, from one thread; what is to be said is said rarely.
 
-        ``step``: the last one applied, from 1.
+        ``step``: the last one applied, from 1. ``compute_s``: what this rank computed in it, forwards,
+        backwards and update without any wait for others; 0: nobody measured it. It costs 1 us.
         """
+        self._computed_s.append(compute_s)
         now_s = time.monotonic()
         if now_s >= self._progress_at_s:
             self._progress_at_s = now_s + PROGRESS_S
-            if self.record is not None and self.record.members[0] == self.member:
-                told = Progress(generation=self.generation, step=step, samples_per_s=samples_per_s)
-                self._line.say(told)
+            self._tell_progress(step, samples_per_s)
+        if now_s >= self._costs_at_s:
+            self._tell_costs(now_s)
+
+    def _tell_progress(self, step: int, samples_per_s: float) -> None:
+        if self.record is not None and self.record.members[0] == self.member:
+            told = Progress(generation=self.generation, step=step, samples_per_s=samples_per_s)
+            self._line.say(told)
+
+    def _tell_costs(self, now_s: Seconds) -> None:
+        num_members = len(self.record.members) if self.record is not None else 0
+        self._costs_at_s = now_s + max(COSTS_S, COSTS_S_PER_MEMBER * num_members)
+        measured = [seconds for seconds in self._computed_s if seconds > 0]
+        if num_members and len(self._computed_s) > self._warm_steps and measured:
+            told = median(measured[self._warm_steps :] or measured)
+            self._line.say(Costs(generation=self.generation, compute_s=told))
+            self._computed_s.clear()
+            self._warm_steps = 0
 
     def wait_record(self, after: int, timeout_s: Seconds) -> Record:
         """The first record newer than generation ``after`` that it is in.
@@ -221,6 +251,8 @@ class MemberClient:
     def _follow(self, record: Record) -> Stop | None:
         if self.member in record.members or self.member in record.holders:
             self.record, self._stop, self._repeated = record, None, ()
+            self._computed_s.clear()
+            self._warm_steps = WARM_STEPS
             return None
         if self.record is None:
             return None  # it waits for its first

@@ -129,6 +129,14 @@ class Progress(Message, frozen=True, kw_only=True):
     samples_per_s: float
 
 
+class Costs(Message, frozen=True, kw_only=True):
+    """What a member computed in its last steps, every few seconds."""
+
+    generation: int
+    compute_s: float
+    """Of a step, the median: forwards, backwards and the update, without any wait for others."""
+
+
 class Done(Message, frozen=True, kw_only=True):
     """The process's script has come to its end: that it goes now is no loss."""
 
@@ -208,6 +216,7 @@ Inbound: TypeAlias = (
     | Ready
     | Leaving
     | Progress
+    | Costs
     | Done
     | AskStatus
 )

@@ -1,6 +1,6 @@
 """What the state machine asks its shell to do, in this order; it does nothing itself."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from arachne_runtime.membership.messages import Completed, Outbound, Published
@@ -39,6 +39,8 @@ class AskPlan:
     number: int
     devices: tuple[str, ...]
     running: Plan | None
+    slower: dict[str, float] = field(default_factory=dict)
+    """Devices that were measured to compute so many times longer than their profile says."""
 
 
 @dataclass(frozen=True, slots=True)

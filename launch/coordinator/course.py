@@ -16,6 +16,7 @@ from arachne_runtime.membership.messages import (
 from arachne_runtime.units import Seconds
 
 from .actions import Action, Append, AskPlan, Drop, Entry, Log, Send
+from .drift import Drift
 from .history import History
 from .phase import Phase
 from .roster import Roster, Seat
@@ -37,6 +38,7 @@ class Course:
         self._since_s = self._seen_s = now_s
         """Of the phase, and the last call."""
         self._progress: Progress | None = None
+        self._drift = Drift()
         self._alarm = ""
         """What has failed in this generation; empty: nothing."""
         self._wish = ""
@@ -62,8 +64,11 @@ class Course:
         """Go on as far as what is known allows."""
         while (step := self._next(now_s)) is not None:
             self._to(step, now_s)
-        done, self._actions = self._actions, []
-        return done
+        return self._taken()
+
+    def _taken(self) -> list[Action]:
+        taken, self._actions = self._actions, []
+        return taken
 
     def _next(self, now_s: Seconds) -> Phase | None:
         """The phase that follows now; None: stay."""
@@ -112,6 +117,9 @@ class Course:
         if not self.history.is_completed:
             self._complete(record, now_s)
         elif self._roster.devices != self._considered and not self._team.some_are_done:
+            self._ask()
+        elif self._drift.moved():
+            self._log(self._drift.why)
             self._ask()
         return None
 
@@ -173,13 +181,16 @@ class Course:
         self._asked += 1
         self._considered = self._roster.devices
         running = self.history.record.plan if self.history.record is not None else None
-        self._actions.append(AskPlan(self._asked, self._considered, running))
+        self._actions.append(AskPlan(self._asked, self._considered, running, dict(self._drift.slower)))
 
     def _weigh(self, offer: Offer | None, now_s: Seconds) -> None:
         """Whether a plan for other devices is worth a stop; one that leaves is not asked."""
         record = self.history.record
         assert record is not None
         forced = self._team.one_leaves
+        drifted, self._drift.why = self._drift.why, ""
+        if offer is not None:
+            self._drift.expect(offer.running_compute_s)
         if offer is None or offer.plan == record.plan or self._team.some_are_done:
             return
         if not forced and not pays(offer, self._settings.horizon_s):
@@ -188,7 +199,8 @@ class Course:
                 f"{offer.migration_s:.3g} s of standstill, {offer.running_samples_per_s:.3g} now"
             )
             return
-        self._wish = "a device leaves" if forced else f"a better plan for {len(self._considered)} devices"
+        better = drifted or f"a better plan for {len(self._considered)} devices"
+        self._wish = "a device leaves" if forced else better
         self._offer = offer
         self._to(Phase.CHANGING, now_s)
 
@@ -219,7 +231,10 @@ class Course:
             why=self._why,
         )
         self._append(Published(record=record))
+        if self._alarm:  # its plan was made in a hurry: it is looked at again, once they train
+            self._considered = ()
         self._alarm = self._wish = ""
+        self._drift.expect(offer.compute_s)
         self._log(f"generation {record.generation}: {len(record.members)} devices, since {record.why}")
         self._tell_all(Published(record=record))
         self._to(Phase.TRAINING, now_s)

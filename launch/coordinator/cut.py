@@ -4,17 +4,27 @@ A node's devices are counted from 0 without gaps, in a cluster file, so what is 
 its own; so does a node whose copies are fewer. Plans are translated there and back.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Set
+from collections.abc import Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass
 from itertools import groupby, product
+from typing import Protocol
 
 import msgspec
 
 from arachne_runtime.plan.cluster import Cluster, NetworkPair, Node, NodeEntry, index_of, node_of
 from arachne_runtime.plan.plan import Plan, Replica
 
-TypeOf = Callable[[str], str]
-"""Device to the device type that it counts as."""
+
+class Types(Protocol):
+    """Which device type each device counts as, where that is another than its node's."""
+
+    def type_of(self, name: str) -> str:
+        """Of one device."""
+        ...
+
+    def described(self, entry: NodeEntry, type_: str) -> NodeEntry:
+        """``entry`` as one of that type."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,19 +48,23 @@ class Cut:
         types = {node_of(names[d]): self.cluster.device_type(d) for d in plan.devices}
         return _renamed(plan, names, types)
 
+    def devices_back(self, figures: Mapping[str, float]) -> dict[str, float]:
+        """Figures by device of this cluster, by device of the whole one."""
+        names = {name: device for device, name in self.names.items()}
+        return {names[name]: figure for name, figure in figures.items()}
+
     def _has(self, device: str) -> bool:
         return node_of(device) in self.whole.nodes_by_name
 
 
-def cut(whole: Cluster, devices: Iterable[str], type_of: TypeOf | None = None) -> Cut:
+def cut(whole: Cluster, devices: Iterable[str], types: Types | None = None) -> Cut:
     """``whole`` with those ``devices`` alone; one that it does not know is left out.
 
-    ``type_of``: the type that each device counts as, if another than its node's; a node of several types
-    becomes several nodes.
+    A node whose devices count as several ``types`` becomes several nodes.
     """
     there = frozenset(devices)
-    parts = [part for node in whole.nodes for part in _parts(node, there, type_of)]
-    entries, named = _entries(whole, parts)
+    parts = [part for node in whole.nodes for part in _parts(node, there, types)]
+    entries, named = _entries(whole, parts, types)
     names = {device: f"{name}:{i}" for part, name in named for i, device in enumerate(part.devices)}
     pairs = tuple(_pairs(whole, named))
     network = msgspec.structs.replace(whole.network, pair=pairs)
@@ -72,16 +86,18 @@ class _Part:
         return self.devices == self.node.devices and self.type == self.node.entry.device
 
 
-def _parts(node: Node, there: Set[str], type_of: TypeOf | None) -> Iterator[_Part]:
+def _parts(node: Node, there: Set[str], types: Types | None) -> Iterator[_Part]:
     def counts_as(device: str) -> str:
-        return type_of(device) if type_of is not None else node.entry.device
+        return types.type_of(device) if types is not None else node.entry.device
 
     left = sorted((d for d in node.devices if d in there), key=counts_as)
     for type_, devices in groupby(left, key=counts_as):
         yield _Part(node, type_, tuple(sorted(devices, key=index_of)))
 
 
-def _entries(whole: Cluster, parts: list[_Part]) -> tuple[list[NodeEntry], list[tuple[_Part, str]]]:
+def _entries(
+    whole: Cluster, parts: list[_Part], types: Types | None
+) -> tuple[list[NodeEntry], list[tuple[_Part, str]]]:
     """Entries of the cut cluster, and each part with the name of its node there."""
     taken = {node.name for node in whole.nodes} | {entry.name for entry in whole.node}
     entries: list[NodeEntry] = []
@@ -98,10 +114,8 @@ def _entries(whole: Cluster, parts: list[_Part]) -> tuple[list[NodeEntry], list[
             if not part.is_whole:
                 name = next(n for i in range(len(taken) + 1) if (n := f"{part.node.name}.{i}") not in taken)
                 taken.add(name)
-                size = len(part.devices)
-                entries.append(
-                    msgspec.structs.replace(entry, name=name, count=1, gpus=size, device=part.type)
-                )
+                own = entry if types is None else types.described(entry, part.type)
+                entries.append(msgspec.structs.replace(own, name=name, count=1, gpus=len(part.devices)))
                 named.append((part, name))
     return entries, named
 
@@ -109,7 +123,7 @@ def _entries(whole: Cluster, parts: list[_Part]) -> tuple[list[NodeEntry], list[
 def _pairs(whole: Cluster, named: list[tuple[_Part, str]]) -> Iterator[NetworkPair]:
     """The links that have something at both ends, those that name nodes first: the first of equals counts."""
     nodes = {node.name for node in whole.nodes}
-    seen: set[tuple[str, ...]] = set()
+    seen: set[tuple[str, ...]] = {(name, name) for _, name in named}  # a node is in no pair with itself
     for pair in sorted(whole.network.pair, key=lambda p: sum(end not in nodes for end in p.between)):
         for ends in product(*(_ends(whole, named, end) for end in pair.between)):
             key = tuple(sorted(ends))

@@ -7,6 +7,7 @@ from arachne_runtime.membership.messages import (
     AskStatus,
     Beat,
     Completed,
+    Costs,
     Done,
     Exited,
     Failed,
@@ -48,10 +49,12 @@ class Machine(Course):
                 self._introduce(connection, message, now_s)
             case ((Beat() | Exited() | Stopped()), AgentHello(node=node)):
                 self._hear_agent(node, message, now_s)
-            case ((Failed() | Frozen() | Ready() | Leaving() | Progress() | Done()), MemberHello()):
+            case ((Failed() | Frozen() | Ready() | Leaving() | Progress() | Costs() | Done()), MemberHello()):
                 self._hear_member(role, message)
             case _:
                 self._log(f"connection {connection}: {type(message).__name__} ignored, not its to say")
+        if isinstance(message, Beat | Progress | Costs | AskStatus):
+            return self._taken()  # nothing follows before the next tick, and there are many of them
         return self._finish(now_s)
 
     def disconnect(self, connection: int, now_s: Seconds) -> list[Action]:
@@ -155,7 +158,7 @@ class Machine(Course):
             self._remove(seat, f"{message.device} {told}")
 
     def _hear_member(
-        self, hello: MemberHello, message: Failed | Frozen | Ready | Leaving | Progress | Done
+        self, hello: MemberHello, message: Failed | Frozen | Ready | Leaving | Progress | Costs | Done
     ) -> None:
         member = Member(device=hello.device, incarnation=hello.incarnation)
         seat = self._roster.seat(member)
@@ -171,6 +174,8 @@ class Machine(Course):
             seat.ready = message.generation
         elif isinstance(message, Progress):
             self._hear_progress(member, message)
+        elif isinstance(message, Costs):
+            self._hear_costs(member, message)
         elif isinstance(message, Failed):
             self._alarm = self._alarm or f"{hello.device} failed: {message.why}"
         else:
@@ -184,6 +189,12 @@ class Machine(Course):
             self._log(f"Progress of {member.device} ignored: no job makes it")
         else:
             self._progress = message
+
+    def _hear_costs(self, member: Member, message: Costs) -> None:
+        if isfinite(message.compute_s) and message.compute_s > 0:
+            self._drift.hear(member.device, message.compute_s)
+        else:
+            self._log(f"Costs of {member.device} ignored: no clock gives them")
 
     def _hear_report(self, seat: Seat, message: Frozen) -> None:
         device, fault = seat.member.device, message.report and message.report.fault

@@ -1,11 +1,12 @@
 """The planner's answer to a coordinator's question: both plans priced from the same tables."""
 
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 from arachne_runtime import __version__
 from arachne_runtime.errors import ArachneError, NoFeasiblePlanError, NotMeasuredError
-from arachne_runtime.plan.plan import Plan
+from arachne_runtime.plan.plan import Plan, Replica, Stage
 from arachne_runtime.units import Seconds
 from planner import Request, find_plan, signed
 from planner.cost import Estimate, price
@@ -14,6 +15,7 @@ from planner.search.migrate import change_seconds, same_layout, still_there
 from .cut import Cut, cut
 from .planner_words import Answer, Problem, Question
 from .shrink import shrunk
+from .slowed import Slowed
 from .worth import Offer, samples_in
 
 
@@ -36,25 +38,32 @@ class Offers:
 
     def answer(self, question: Question) -> Answer:
         """With an offer, or why no plan fits or can be priced. SupersededError where a newer one came."""
-        here = cut(self._problem.cluster, question.devices)
+        slowed = Slowed(self._problem.cluster, question.slower)
+        here = cut(self._problem.cluster, question.devices, slowed if question.slower else None)
         if not here.names:
             return Answer(number=question.number, no_plan="none of the devices is in the cluster file")
         running = here.there(question.running) if question.running is not None else None
-        request = self._request(here, running)
+        request = self._request(here, running, slowed)
         try:
             offer = self._best(request, here, running)
         except (NoFeasiblePlanError, NotMeasuredError) as error:
             return Answer(number=question.number, no_plan=str(error))
         is_running = running is not None and same_layout(offer.plan, running)
-        plan = question.running if is_running and question.running is not None else here.back(offer.plan)
-        return Answer(number=question.number, offer=replace(offer, plan=plan))
+        told = replace(
+            offer,
+            plan=question.running if is_running and question.running is not None else here.back(offer.plan),
+            compute_s=here.devices_back(computed(offer.plan, request)),
+            running_compute_s=here.devices_back(computed(running, request)) if running is not None else {},
+        )
+        return Answer(number=question.number, offer=told)
 
-    def _request(self, here: Cut, running: Plan | None) -> Request:
+    def _request(self, here: Cut, running: Plan | None, slowed: Slowed) -> Request:
         problem = self._problem
+        profile = slowed.profile(problem.profile, problem.model) if slowed.slower else problem.profile
         return Request(
             cluster=here.cluster,
             model=problem.model,
-            profile=problem.profile,
+            profile=profile,
             global_batch=problem.first.global_batch,
             schedules=problem.schedules,
             running=running,
@@ -89,6 +98,31 @@ class Offers:
     def _give_up_where_superseded(self) -> None:
         if self._is_superseded():
             raise SupersededError
+
+
+def computed(plan: Plan, request: Request) -> dict[str, Seconds]:
+    """By device: forwards, backwards and the update of a step; empty where the profile does not reach."""
+    if not still_there(plan, request):
+        return {}
+    found: dict[str, Seconds] = defaultdict(float)
+    try:
+        for pipeline in plan.pipelines:
+            for stage in pipeline.stages:
+                for replica in stage.replicas:
+                    seconds = _stage_seconds(pipeline.micro_batches, stage, replica, request)
+                    for device in replica.devices:
+                        found[device] += seconds
+    except NotMeasuredError:
+        return {}
+    return dict(found)
+
+
+def _stage_seconds(count: int, stage: Stage, replica: Replica, request: Request) -> Seconds:
+    """Of one of its devices; what ZeRO and shared-out experts change of it is not told apart."""
+    tables, tp = request.tables, len(replica.devices)
+    type_ = request.cluster.device_type(replica.devices[0])
+    one = tables.stage_seconds(*stage.layers, type_, tp, replica.share, stage.recompute)
+    return count * sum(one) + tables.update_seconds(*stage.layers, type_, tp)
 
 
 def _remains(plans: Sequence[Plan | None], request: Request) -> Iterator[tuple[Plan, float]]:

@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 import threading
+from collections.abc import Mapping
 from concurrent.futures import Future
 from contextlib import suppress
 from queue import SimpleQueue
@@ -41,6 +42,7 @@ class Planner:
         self._shrinker = Shrinker(problem.first)
         self._lock = threading.Lock()
         self._number = 0
+        self._slower: dict[str, float] = {}
         self._child = _Child(problem)
 
     def plan_for(self, devices: tuple[str, ...], running: Plan | None) -> Offer | None:
@@ -65,6 +67,10 @@ class Planner:
             raise fault
         return left
 
+    def assume(self, slower: Mapping[str, float]) -> None:
+        """From now on these devices compute so many times longer than their profile says."""
+        self._slower = dict(slower)
+
     def close(self) -> None:
         """End the process."""
         with self._lock:
@@ -83,7 +89,7 @@ class Planner:
                 self._child = _Child(self._problem)
             child = self._child
             self._number += 1
-            question = Question(number=self._number, devices=devices, running=running)
+            question = Question(number=self._number, devices=devices, running=running, slower=self._slower)
             answered = child.ask(question)
         try:
             answer = answered.result(self._answer_s)

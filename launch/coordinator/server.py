@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import ssl
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -37,6 +37,8 @@ PlanFor: TypeAlias = Callable[[tuple[str, ...], Plan | None], Offer | None]
 """Devices that are there and the running plan to an offer, or None where no plan fits; runs in a thread.
 
 What it raises is logged, and it is asked again."""
+Assume: TypeAlias = Callable[[Mapping[str, float]], None]
+"""Devices that compute so many times longer than their profile says, for all questions that follow."""
 TICK_S: Seconds = 0.05
 """A tenth of what makes a node suspect."""
 FIRST_RETRY_S: Seconds = 1.0
@@ -53,10 +55,18 @@ _LOGGER = logging.getLogger(__name__)
 class Server:
     """One coordinator process's event loop. `serve` is the way in."""
 
-    def __init__(self, settings: Settings, journal: Journal, plan_for: PlanFor, token: str) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        journal: Journal,
+        plan_for: PlanFor,
+        token: str,
+        assume: Assume = lambda slower: None,
+    ) -> None:
         self._loop = asyncio.get_running_loop()
         self._journal = journal
         self._plan_for = plan_for
+        self._assume = assume
         self._context = server_context(token)
         self._machine = Machine(settings, journal.history, self._loop.time())
         self._writers: dict[int, asyncio.StreamWriter] = {}
@@ -142,7 +152,8 @@ class Server:
                 case Drop(connection=connection):
                     if (writer := self._writers.get(connection)) is not None:
                         writer.close()
-                case AskPlan(number=number, devices=devices, running=running):
+                case AskPlan(number=number, devices=devices, running=running, slower=slower):
+                    self._assume(slower)
                     task = self._loop.create_task(self._plan(number, devices, running))
                     self._plans.add(task)
                     task.add_done_callback(self._plans.discard)
@@ -186,14 +197,17 @@ async def serve(
     port: int = 0,
     started: Callable[[int], None] = lambda port: None,
     stop: asyncio.Event | None = None,
+    assume: Assume = lambda slower: None,
 ) -> None:
     """Coordinate one job until ``stop`` is set. ``started`` is told the port it listens on.
+
+    ``assume``: what is told of drifting devices, `Planner.assume`.
 
     Raises UsageError or InvalidFileError where the journal cannot be opened, UnsupportedEnvironmentError
     without the package cryptography, and OSError where the port is taken or the disk is full.
     """
     with _opened(journal_path) as journal:
-        server = Server(settings, journal, plan_for, token)
+        server = Server(settings, journal, plan_for, token, assume)
         await server.run(host, port, started, stop or asyncio.Event())
 
 

@@ -1,6 +1,6 @@
 """Whether a change of plan pays: more samples within the horizon, its standstill counted."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from arachne_runtime.plan.plan import Plan
 from arachne_runtime.units import Seconds
@@ -21,6 +21,10 @@ class Offer:
     """Of the plan that runs, with the same prices; 0 where none runs."""
     migration_s: Seconds = 0.0
     """How long all ranks stand still for the change."""
+    compute_s: dict[str, Seconds] = field(default_factory=dict)
+    """By device: what it computes in a step of the plan, waits left out; empty: nobody knows."""
+    running_compute_s: dict[str, Seconds] = field(default_factory=dict)
+    """Likewise, of the plan that runs."""
 
 
 def samples_in(offer: Offer, horizon_s: Seconds) -> float:
