@@ -8,12 +8,14 @@ import torch
 import torch.distributed as dist
 
 from arachne_runtime.errors import LostStateError
+from arachne_runtime.measure.together import Together
 from arachne_runtime.membership.watch import break_group
 from arachne_runtime.state import buddy as buddy_module
 from arachne_runtime.state.buddies import Buddies, Room, free_bytes
-from arachne_runtime.state.buddy import Snapshots, replan_or_go_back
+from arachne_runtime.state.buddy import Snapshots, go_on_or_back
 from arachne_runtime.state.old import Old
 from arachne_runtime.state.packed import packed, unpacked
+from arachne_runtime.state.replan import replan
 from arachne_runtime.surroundings import lone_plan
 from arachne_runtime.testing import run_ranks
 from bench.cases import engine_of
@@ -29,6 +31,7 @@ CHAIN = plan_of((6, stage((0, 1), (2, "a:0")), stage((1, 3), (2, "b:0")), stage(
 """Processes 0, 1 and 2, in another order of ranks: a:0, a:1, b:0."""
 FEWER = plan_of((4, stage((0, 4), (3, "a:0")), stage((4, BLOCKS), (1, "a:1"), (2, "b:1"))))
 """Processes 0, 2 and 3, which joins."""
+PAIR = plan_of((6, stage((0, 2), (2, "a:0")), stage((2, BLOCKS), (2, "b:0"))))
 CASE = ReplanCase(plan=CHAIN, adam=True, scheduled=True, rows=(12,) * NUM_STEPS)
 
 
@@ -50,13 +53,17 @@ def train(engine, snapshots, losses, stop, slow=None):
 
 
 def enter(snapshots, engine):
-    return snapshots.enter(sum(t.nbytes for t, _ in copies(engine).values()), DEVICES[dist.get_rank()][0])
+    return snapshots.enter(engine, DEVICES[dist.get_rank()][0], timeout_s=20)
 
 
 def dies(breaks):
     """Losses by step, before and after the death of b:0, and where the job went back to."""
     worlds, before, after = Worlds(), {}, {}
-    snapshots, engine, exchanged = Snapshots(every=EVERY), None, buddy_module.exchanged
+    snapshots, engine, exchanged = (
+        Snapshots(every=EVERY, break_group=break_group),
+        None,
+        buddy_module.exchanged,
+    )
     if worlds.process < 3:
         with worlds.entered([0, 2, 1], 1):
             engine = engine_of(CASE)
@@ -74,7 +81,9 @@ def dies(breaks):
         return None
     with worlds.entered([0, 2, 3], 2) as together:
         old = Old.of(engine) if engine is not None else None
-        change, back = replan_or_go_back(old, snapshots, make(CASE, FEWER), together, node([0, 2, 3]))
+        change, back = go_on_or_back(
+            lambda old: replan(old, make(CASE, FEWER), together, node([0, 2, 3])), old, snapshots, together
+        )
         engine = change.commit(engine)
         assert engine.num_steps == back
         groups = enter(snapshots, engine)
@@ -102,8 +111,32 @@ def test_the_death_of_the_last_holder_of_a_block_goes_back_to_the_newest_whole_c
     assert joiner[0] == {}
 
 
+def fails_in_the_background():
+    """On one rank there is no memory for the copy of another: nobody waits for it, and the last one stays."""
+    snapshots, exchanged = Snapshots(every=1, break_group=break_group), buddy_module.exchanged
+    engine = engine_of(replace(CASE, plan=PAIR))
+    enter(snapshots, engine)
+    if dist.get_rank() == 1:
+        buddy_module.exchanged = lambda *given: exchanged(*given) if engine.num_steps < 1 else 1 / 0
+    try:
+        train(engine, snapshots, {}, 2)
+        with pytest.warns(UserWarning, match="the snapshot before stays the newest"):
+            train(engine, snapshots, {}, 3)
+        train(engine, snapshots, {}, 4)
+    finally:
+        buddy_module.exchanged = exchanged
+    found = snapshots.common(Together.of_default_group())
+    snapshots.leave()
+    engine.close()
+    return found
+
+
+def test_a_copy_that_fails_on_one_rank_leaves_the_one_before():
+    assert run_ranks(2, fails_in_the_background) == [0, 0]
+
+
 def nobody_has_a_copy():
-    worlds, snapshots = Worlds(), Snapshots(every=EVERY)
+    worlds, snapshots = Worlds(), Snapshots(every=EVERY, break_group=break_group)
     with worlds.entered([0, 1], 1) as together:
         if worlds.process == 0:
             snapshots._kept.append(buddy_module.Copy(4, [], is_whole=True))

@@ -10,6 +10,8 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import TypeVar
 
 import msgspec
 import torch
@@ -19,15 +21,19 @@ from torch import Tensor
 from ..engine import Engine
 from ..errors import LostStateError
 from ..measure.together import Together
-from ..units import Bytes
+from ..units import Bytes, Seconds
 from .buddies import Buddies, Room, free_bytes
+from .holdings import holdings
 from .old import Old
 from .packed import Packed, joined, packed, unpacked
-from .replan import Change, Make, replan
 from .words import Word
 
+T = TypeVar("T")
+
 CHUNK_BYTES: Bytes = 16 * 2**20
-"""Of one message in the background: larger ones would hold up those of a step that share the link."""
+"""Of one message in the background, behind which one of a step may wait: 160 ms of a link of 100 MB/s."""
+_STATES_TO_COME = 2
+"""Of each element, before the first step has made them: as Adam has."""
 _HEADER = 2
 """Numbers ahead of a copy: bytes of what is no tensor, and of the tensors."""
 
@@ -49,29 +55,36 @@ class Snapshots:
 
     every: int
     """Steps from one to the next."""
+    break_group: Callable[[dist.ProcessGroup], None]
+    """Makes what all processes have under way in a group fail."""
     _kept: list[Copy] = field(default_factory=list)
     """The newest that counts, and the one that is being written; ascending."""
     _buddies: Buddies | None = None
     _group: dist.ProcessGroup | None = None
     _thread: threading.Thread | None = None
+    _fault: Exception | None = None
+    """Of what was written in the background; no more is written in this generation."""
 
-    def enter(self, nbytes: Bytes, node: str) -> tuple[dist.ProcessGroup, ...]:
+    def enter(self, engine: Engine, node: str, timeout_s: Seconds) -> tuple[dist.ProcessGroup, ...]:
         """Choose buddies among the processes of the default group; all of them call it in a new generation.
 
         Args:
-            nbytes: Of what this process holds.
-            node: Where it runs.
+            engine: Says how much there is to keep.
+            node: Where this process runs.
+            timeout_s: How long forming the group, and what is under way in it, may wait.
 
         Returns:
             The group of the copies, which a watch should break with the others; none in a job of one process.
 
         """
-        together = Together.of_default_group()
+        together = Together.of_default_group(engine.device)
+        nbytes = sum(each.tensor.nbytes for each in holdings(engine))
+        nbytes *= 1 if engine.num_steps else 1 + _STATES_TO_COME
         mine = Room(node=node, nbytes=nbytes, free_bytes=free_bytes() + self._own_bytes())
         rooms = [
             msgspec.msgpack.decode(each, type=Room) for each in together.gather(msgspec.msgpack.encode(mine))
         ]
-        self._buddies = Buddies.of(rooms)
+        self._buddies, self._fault = Buddies.of(rooms), None
         if self._buddies is None and together.rank == 0:
             warnings.warn(
                 "no snapshots: two copies of each rank's state, here and on another rank, do not fit into "
@@ -79,7 +92,7 @@ class Snapshots:
                 stacklevel=2,
             )
         if together.size > 1 and self._buddies is not None:
-            self._group = dist.new_group(backend="gloo")
+            self._group = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout_s))
         return (self._group,) if self._group is not None else ()
 
     def is_due(self, engine: Engine) -> bool:
@@ -93,6 +106,10 @@ class Snapshots:
         """
         self._join()
         if self._buddies is None:
+            return
+        if self._fault is not None:
+            warnings.warn(f"the snapshot before stays the newest: {self._fault}", stacklevel=2)
+            self._buddies = None
             return
         self._kept.append(Copy(old.progress.num_steps, [packed(old)]))
         if self._group is None:
@@ -161,13 +178,15 @@ class Snapshots:
         assert group is not None
         assert buddies is not None
         rank = dist.get_rank(group)
-        with suppress(
-            RuntimeError
-        ):  # a group that breaks: the generation ends, for which others have the words
+        try:
             copy.packs += exchanged(copy.packs[0], group, buddies.of_rank[rank], buddies.wards(rank))
             copy.is_whole = True
             dist.barrier(group)
             self._count()
+        except Exception as error:
+            self._fault = error
+        if self._fault is not None:
+            self.break_group(group)  # others would wait for this process
 
 
 def exchanged(mine: Packed, group: dist.ProcessGroup, buddy: int, wards: Sequence[int]) -> list[Packed]:
@@ -196,28 +215,28 @@ def _chunks(memory: Tensor) -> Iterator[Tensor]:
     return (memory[start : start + CHUNK_BYTES] for start in range(0, memory.numel(), CHUNK_BYTES))
 
 
-def replan_or_go_back(
-    old: Old | None,
-    snapshots: Snapshots,
-    make: Make,
-    together: Together,
-    node_of: Callable[[int], object],
-) -> tuple[Change, int | None]:
-    """Change the plan from the state of now, or, where a part of that is lost, from the newest snapshot.
+def go_on_or_back(
+    change: Callable[[Old | None], T], old: Old | None, snapshots: Snapshots, together: Together
+) -> tuple[T, int | None]:
+    """Change by the state of now, or, where a part of that is lost, by the newest snapshot.
+
+    Args:
+        change: ``replan`` or ``bring``, from what a process has; all processes of ``together`` call it.
+        old: What this process has now; None: nothing.
+        snapshots: Where it goes back to; those of a process that joins are empty.
+        together: The processes of the default group.
 
     Returns:
         The change, and how many steps were done at the snapshot; None where none was needed. The caller takes
-        the data back to ``change.heard.feeds``.
+        the data back (``Feeds.go_back``) and trains on what came since once more (``Feeds.since``).
 
     Raises:
         LostStateError: On every process, where no snapshot has the part either.
 
     """
-    try:
-        return replan(old, make, together, node_of), None
-    except LostStateError:
-        pass  # alike on all; outside, so that nothing of it stays alive
+    with suppress(LostStateError):  # alike on all
+        return change(old), None
     num_steps = snapshots.common(together)
-    change = replan(snapshots.old(num_steps), make, together, node_of)
+    found = change(snapshots.old(num_steps))
     snapshots.go_back(num_steps)
-    return change, num_steps
+    return found, num_steps
