@@ -8,6 +8,8 @@ import asyncio
 import logging
 import sys
 import threading
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import msgspec
@@ -15,6 +17,8 @@ import msgspec
 from arachne_runtime.plan.document import Document
 from arachne_runtime.plan.plan import Plan
 
+from .coordinator.planner_words import Problem
+from .coordinator.planning import Planner
 from .coordinator.server import PlanFor, serve
 from .coordinator.settings import Settings
 from .coordinator.shrink import Shrinker
@@ -33,6 +37,8 @@ class Duties(Document, frozen=True, kw_only=True):
     """0: any."""
     min_devices: int = 1
     """No plan of fewer is taken: the job waits for more."""
+    problem: Problem | None = None
+    """For the planner; None: later plans are what is left of the first."""
 
 
 def main() -> None:
@@ -45,28 +51,33 @@ def main() -> None:
 async def _coordinate(duties: Duties) -> None:
     stop = asyncio.Event()
     _stop_with_input(stop)
-    await serve(
-        Settings(devices=duties.plan.devices),
-        Path(duties.journal),
-        _plans(duties),
-        duties.token,
-        host=duties.host,
-        port=duties.port,
-        started=lambda port: print(port, flush=True),
-        stop=stop,
-    )
+    with _plans(duties) as plan_for:
+        await serve(
+            Settings(devices=duties.plan.devices),
+            Path(duties.journal),
+            plan_for,
+            duties.token,
+            host=duties.host,
+            port=duties.port,
+            started=lambda port: print(port, flush=True),
+            stop=stop,
+        )
 
 
-def _plans(duties: Duties) -> PlanFor:
-    shrinker = Shrinker(duties.plan)
+@contextmanager
+def _plans(duties: Duties) -> Iterator[PlanFor]:
+    with ExitStack() as held:
+        if duties.problem is None:
+            asked: PlanFor = Shrinker(duties.plan).plan_for
+        else:
+            asked = held.enter_context(Planner(duties.problem)).plan_for
 
-    def plan_for(devices: tuple[str, ...], running: Plan | None) -> Offer | None:
-        offer = shrinker.plan_for(devices, running)
-        if offer is None or len(offer.plan.devices) < duties.min_devices:
-            return None
-        return offer
+        def plan_for(devices: tuple[str, ...], running: Plan | None) -> Offer | None:
+            offer = asked(devices, running)
+            too_few = offer is None or len(offer.plan.devices) < duties.min_devices
+            return None if too_few else offer
 
-    return plan_for
+        yield plan_for
 
 
 def _stop_with_input(stop: asyncio.Event) -> None:

@@ -23,6 +23,7 @@ from arachne_runtime.plan.plan import Plan
 from arachne_runtime.units import Seconds
 
 from .coordinating import Duties
+from .coordinator.planner_words import Problem
 from .course import Course
 from .elastic_log import EventLog
 from .failure import NodeLostError
@@ -59,6 +60,8 @@ class ElasticJob:
     host: str = "127.0.0.1"
     """Where the coordinator and the store listen."""
     min_devices: int = 1
+    problem: Problem | None = None
+    """For the planner; None: later plans are what is left of the first."""
     environment: Mapping[str, str] = field(default_factory=dict)
     log_dir: Path | None = None
 
@@ -178,6 +181,7 @@ class ElasticRun:
             host=self._job.host,
             port=self._port,
             min_devices=self._job.min_devices,
+            problem=self._job.problem,
         )
         first = msgspec.json.encode(duties) + b"\n"
         found = await Helper.start("the coordinator", "launch.coordinating", says_port=True, first=first)

@@ -16,11 +16,9 @@ from arachne_runtime.plan.files import read_plan
 from arachne_runtime.plan.placement import rank_order
 from arachne_runtime.plan.plan import Plan
 from arachne_runtime.plan.runnable import refuse_unrunnable
-from arachne_runtime.plan.zero import is_split
 
 from .. import lab, nodes
 from ..failure import RanksFailedError
-from ..folders import make_writable
 from ..hosts import Hosts, read_hosts
 from ..restarts import with_restarts
 from ..script import script_command
@@ -63,6 +61,10 @@ def command(
     min_devices: Annotated[
         int, typer.Option(min=1, help="With --elastic: wait while fewer are there.", hidden=True)
     ] = 1,
+    cluster: Annotated[
+        Path | None, typer.Option(help="With --elastic: all devices that may come.", hidden=True)
+    ] = None,
+    model: Annotated[str | None, typer.Option(help="With --elastic: what it costs.", hidden=True)] = None,
 ) -> int | None:
     """Run a training script on every device of a plan."""
     found = read_plan(plan)  # a plan that is wrong is said at once, before torch is loaded
@@ -75,9 +77,9 @@ def command(
             "--max-restarts starts all nodes again together, and --node starts one; leave --node out"
         )
     if elastic:
-        return _elastic(asked, hosts, dry_run, min_devices)
-    if min_devices > 1:
-        raise UsageError(f"--min-devices {min_devices} is for --elastic: any other job needs all devices")
+        return _elastic(asked, hosts, dry_run, min_devices, cluster, model)
+    if min_devices > 1 or cluster is not None or model is not None:
+        raise UsageError("--min-devices, --cluster and --model are for --elastic: no other job plans anew")
     if dry_run:
         for line in _lines(asked, hosts, node):
             print(line)
@@ -93,48 +95,34 @@ def command(
     return None
 
 
-def _elastic(asked: "_Asked", hosts: Path | None, dry_run: bool, min_devices: int) -> int | None:
-    _refuse_elastic(asked, hosts, dry_run, min_devices)
-    words = script_command(asked.script)
+def _elastic(
+    asked: "_Asked",
+    hosts: Path | None,
+    dry_run: bool,
+    min_devices: int,
+    cluster: Path | None,
+    model: str | None,
+) -> int | None:
+    from ..elastic import run_elastic
+    from ..elastic_options import Replanning, elastic_job, refuse_together
+
+    refuse_together(
+        hosts=hosts is not None,
+        dry_run=dry_run,
+        max_restarts=asked.max_restarts > 0,
+        trace=asked.trace is not None,
+        tensorboard=asked.tensorboard is not None,
+    )
+    replanning = Replanning(min_devices=min_devices, cluster=cluster, model=model)
+    job = elastic_job(asked.plan_path, asked.plan, asked.script, replanning, asked.log_dir)
     _tell_one_machine(asked.plan)
     _tell_other_devices(asked.plan)
-    if (state := lab.current()) is not None:
-        for device in asked.plan.devices:
-            state.seat(device)
-    make_writable(asked.log_dir, "--log-dir")
-    from ..elastic import ElasticJob, run_elastic
-
-    job = ElasticJob(
-        plan=asked.plan,
-        command=words,
-        host=state.address if state is not None else "127.0.0.1",
-        min_devices=min_devices,
-        log_dir=asked.log_dir,
-    )
     try:
         run_elastic(job)
     except KeyboardInterrupt:
         print("interrupted; all ranks ended", file=sys.stderr)
         return INTERRUPTED
     return None
-
-
-def _refuse_elastic(asked: "_Asked", hosts: Path | None, dry_run: bool, min_devices: int) -> None:
-    """UsageError for what an elastic job cannot do, or not yet."""
-    reasons = {
-        "--hosts": (hosts is not None, "all nodes of an elastic job run on this machine yet"),
-        "--dry-run": (dry_run, "an elastic job's commands hold its addresses and token"),
-        "--max-restarts": (asked.max_restarts > 0, "an elastic job starts single processes again by itself"),
-        "--trace": (asked.trace is not None, "records are of the ranks of one plan, and it changes"),
-        "--tensorboard": (asked.tensorboard is not None, "records are of the ranks of one plan"),
-    }
-    for option, (is_asked, why) in reasons.items():
-        if is_asked:
-            raise UsageError(f"--elastic and {option} do not go together: {why}; leave {option} out")
-    if min_devices > (count := len(asked.plan.devices)):
-        raise UsageError(f"--min-devices {min_devices}, but the plan has {count} devices")
-    if any(is_split(stage) for pipeline in asked.plan.pipelines for stage in pipeline.stages):
-        raise UsageError("--elastic cannot lose a rank that holds a ZeRO shard yet; plan with zero 0")
 
 
 def _here(asked: "_Asked") -> None:
