@@ -27,23 +27,26 @@ from .coordinator.planner_words import Problem
 from .course import Course
 from .elastic_log import EventLog
 from .failure import NodeLostError
-from .helper import Helper, end_all
+from .helper import Helper, end_all, module
+from .hosts import Hosts
 from .island_words import WORD_MARK, Again, Dismiss, Gone, Noticed, Orders, Told, line, read_told
 from .job_file import job_folder, write_job_file, write_secret
 from .ledger import Ledger
-from .nodes import NodeRanks, nodes_of
+from .nodes import NodeRanks, at_host, nodes_of
 from .rank_environment import RUN_VARIABLE
 from .survivors import SHUTDOWN_S, no_survivors
 
 LOOK_S: Seconds = 0.05
 """Between two looks into the journal."""
-FIRST_PAUSE_S: Seconds = 1.0
+FIRST_PAUSE_S: Seconds = 0.5
 LONGEST_PAUSE_S: Seconds = 60.0
-"""Before a lost helper starts again: 1, 2, 4 .. 60 s; from the first again once one has lived for so long."""
+"""Before a helper that ended by itself starts again: 0.5, 1, 2 .. 60 s, until one has lived for so long."""
 MOST_STARTS = 4
-"""A helper that ends so often in a row, and none of them lived for `LONGEST_PAUSE_S`, ends the job."""
+"""One that ends so often in a row ends the job, but for the island of a node in a job that has trained."""
 END_S: Seconds = SHUTDOWN_S + 5.0
 """How long an island may take to end its processes, which have ``SHUTDOWN_S``."""
+SSH_OPTIONS = ("-o", "ServerAliveInterval=5", "-o", "ServerAliveCountMax=3")
+"""A node that is cut off is given up by ssh after 15 s, and tried again; the coordinator needs 2 s for it."""
 CHECKPOINT_S: Seconds = 60.0
 """How long processes may save and end once the coordinator has ended the job."""
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
@@ -64,6 +67,18 @@ class ElasticJob:
     """For the planner; None: later plans are what is left of the first."""
     environment: Mapping[str, str] = field(default_factory=dict)
     log_dir: Path | None = None
+    hosts: Hosts | None = None
+    """Where its nodes are; None: all here."""
+
+    def island_command(self, node: str) -> list[str]:
+        """What runs the island of a node."""
+        if self.hosts is None:
+            return module("launch.island")
+        return at_host(self.hosts.node[node], module("launch.island"), SSH_OPTIONS)
+
+    def address(self, node: str) -> str | None:
+        """By which the other nodes reach it; None: all are here."""
+        return self.hosts.node[node].address if self.hosts is not None else None
 
 
 class _SignalError(Exception):
@@ -124,7 +139,7 @@ class ElasticRun:
 
     async def start(self) -> None:
         """Everything that serves the job, and then its islands."""
-        store = await Helper.start("the c10d store", "launch.store", self._job.host, says_port=True)
+        store = await Helper.start("the c10d store", module("launch.store", self._job.host), says_port=True)
         self._helpers["store"] = store
         self._store_port = await store.port()
         await self._start_coordinator()
@@ -184,7 +199,9 @@ class ElasticRun:
             problem=self._job.problem,
         )
         first = msgspec.json.encode(duties) + b"\n"
-        found = await Helper.start("the coordinator", "launch.coordinating", says_port=True, first=first)
+        found = await Helper.start(
+            "the coordinator", module("launch.coordinating"), says_port=True, first=first
+        )
         self._helpers["coordinator"] = found
         self._port = await found.port()
 
@@ -193,7 +210,7 @@ class ElasticRun:
         while True:
             helper = self._helpers["coordinator"]
             await helper.listen(self._log.coordinator)
-            pause_s = patience.after(how := await helper.complaint())
+            pause_s = patience.after(helper, how := await helper.complaint())
             self._log.say(f"{how}; it goes on from its journal in {pause_s:g} s, ranks train on meanwhile")
             await asyncio.sleep(pause_s)
             await self._start_coordinator()
@@ -214,7 +231,7 @@ class ElasticRun:
         while True:
             run = f"arachne-{secrets.token_hex(8)}"
             name, first = f"the island of node {node.name}", line(self._orders(node, run))
-            island = await Helper.start(name, "launch.island", first=first)
+            island = await Helper.start(name, self._job.island_command(node.name), first=first)
             self._islands[node.name] = island
             self._course.returned(node.devices)
             await island.listen(self._hear)
@@ -223,7 +240,8 @@ class ElasticRun:
             self._course.lost(node.devices)
             if node.name in self._left or self._course.is_ending or self._course.error:
                 break
-            pause_s = patience.after(how := await island.complaint())
+            begins = self._ledger.completed == 0
+            pause_s = patience.after(island, how := await island.complaint(), may_give_up=begins)
             self._log.say(f"{how}; it starts again in {pause_s:g} s")
             await asyncio.sleep(pause_s)
         if len(self._left) == len(nodes_of(self._job.plan)):
@@ -240,6 +258,7 @@ class ElasticRun:
             token=self._token,
             run=run,
             environment=self._job.environment,
+            address=self._job.address(node.name),
             log_dir=str(self._job.log_dir.absolute()) if self._job.log_dir is not None else None,
         )
 
@@ -281,12 +300,14 @@ class _Patience:
     num_starts: int = 0
     began_s: float = field(default_factory=time.monotonic)
 
-    def after(self, complaint: str) -> Seconds:
+    def after(self, helper: Helper, complaint: str, *, may_give_up: bool = True) -> Seconds:
         """How long to wait before the next start; NodeLostError once it is of no use."""
+        if helper.was_killed:  # from outside, which says nothing of the next one
+            return FIRST_PAUSE_S
         if time.monotonic() - self.began_s > LONGEST_PAUSE_S:
             self.num_starts = 0
         self.num_starts += 1
-        if self.num_starts >= MOST_STARTS:
+        if self.num_starts >= MOST_STARTS and may_give_up:
             raise NodeLostError(complaint)
         pause_s = min(FIRST_PAUSE_S * 2.0 ** (self.num_starts - 1), LONGEST_PAUSE_S)
         self.began_s = time.monotonic() + pause_s

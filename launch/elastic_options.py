@@ -13,7 +13,9 @@ from . import lab
 from .coordinator.planner_words import Problem
 from .elastic import ElasticJob
 from .folders import make_writable
+from .hosts import Hosts, is_local, own_address, read_hosts
 from .inputs import model_from, profile_from
+from .nodes import check_hosts_of, nodes_of
 from .script import script_command
 
 
@@ -29,11 +31,18 @@ class Replanning:
 
 
 def elastic_job(
-    plan_path: Path, plan: Plan, script: Sequence[str], replanning: Replanning, log_dir: Path | None
+    plan_path: Path,
+    plan: Plan,
+    script: Sequence[str],
+    replanning: Replanning,
+    *,
+    hosts_path: Path | None = None,
+    log_dir: Path | None = None,
 ) -> ElasticJob:
     """The job; UsageError or InvalidFileError for what cannot be."""
     _refuse(plan, replanning)
     state, words = lab.current(), script_command(script)
+    hosts = _hosts(plan, hosts_path)
     if state is not None:
         for device in plan.devices:
             state.seat(device)
@@ -42,7 +51,8 @@ def elastic_job(
     return ElasticJob(
         plan=plan,
         command=words,
-        host=state.address if state is not None else "127.0.0.1",
+        host=_host(plan, hosts),
+        hosts=hosts,
         min_devices=replanning.min_devices,
         problem=problem,
         log_dir=log_dir,
@@ -58,12 +68,31 @@ def refuse_together(**asked: bool) -> None:
 
 
 _WHY = {
-    "hosts": "all nodes of an elastic job run on this machine yet",
+    "node": "an elastic job starts all its nodes, which come and go",
     "dry_run": "the commands of an elastic job hold its addresses, which come as it starts",
     "max_restarts": "an elastic job starts single processes again by itself",
     "trace": "records are of the ranks of one plan, and it changes",
     "tensorboard": "records are of the ranks of one plan, and it changes",
 }
+
+
+def _hosts(plan: Plan, path: Path | None) -> Hosts | None:
+    if path is None:
+        return None
+    if lab.current() is not None:
+        raise UsageError("--hosts inside a lab: the nodes of a lab are here; leave --hosts out")
+    hosts = read_hosts(path)
+    check_hosts_of(plan, hosts, path)
+    return hosts
+
+
+def _host(plan: Plan, hosts: Hosts | None) -> str:
+    """Where the coordinator and the store listen: on the interface to the nodes, or to this machine alone."""
+    if hosts is None:
+        state = lab.current()
+        return state.address if state is not None else "127.0.0.1"
+    addresses = [hosts.node[node.name].address for node in nodes_of(plan)]
+    return own_address(next((one for one in addresses if not is_local(one)), addresses[0]))
 
 
 def _refuse(plan: Plan, replanning: Replanning) -> None:

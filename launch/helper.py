@@ -29,11 +29,11 @@ class Helper:
 
     @classmethod
     async def start(
-        cls, name: str, module: str, *words: str, says_port: bool = False, first: bytes = b""
+        cls, name: str, command: Sequence[str], *, says_port: bool = False, first: bytes = b""
     ) -> "Helper":
-        """``python -m module words``; ``first`` goes to its standard input."""
+        """``first`` goes to its standard input; ``says_port``: see `port`."""
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-P", "-u", "-m", module, *words),
+            *command,
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE if says_port else None,
             stderr=asyncio.subprocess.PIPE,
@@ -72,6 +72,11 @@ class Helper:
                 self.tail.append(line.rstrip())
         return await self.process.wait()
 
+    @property
+    def was_killed(self) -> bool:
+        """Whether a signal ended it."""
+        return self.process.returncode is not None and self.process.returncode < 0
+
     async def complaint(self) -> str:
         """How it ended, and what it said last."""
         code = await self.process.wait()
@@ -89,6 +94,11 @@ class Helper:
             with suppress(ProcessLookupError):
                 self.process.kill()
             await self.process.wait()
+
+
+def module(name: str, *words: str) -> list[str]:
+    """What runs a module of ours."""
+    return [sys.executable, "-P", "-u", "-m", name, *words]
 
 
 async def end_all(helpers: Sequence[Helper], patience_s: Seconds) -> None:

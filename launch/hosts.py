@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal
 
-from arachne_runtime.errors import Problem
+from arachne_runtime.errors import Problem, UnsupportedEnvironmentError
 from arachne_runtime.plan import files
 from arachne_runtime.plan.document import Document
 
@@ -54,6 +54,22 @@ def _check(path: str, host: Host) -> Iterator[Problem]:
         yield Problem(f"{path}.port", f"is {host.port}; must be from 1 to 65535")
     if host.ssh is not None and (not host.ssh or host.ssh.startswith("-")):
         yield Problem(f"{path}.ssh", f"{host.ssh!r} is no ssh destination; write user@name or an alias")
+
+
+def own_address(towards: str) -> str:
+    """By which address another machine reaches this one: that of the interface to it. Nothing is sent.
+
+    UnsupportedEnvironmentError where there is no way.
+    """
+    try:
+        family, kind, protocol, _, target = socket.getaddrinfo(towards, DEFAULT_PORT, type=socket.SOCK_DGRAM)[
+            0
+        ]
+        with socket.socket(family, kind, protocol) as probe:
+            probe.connect(target)
+            return str(probe.getsockname()[0])
+    except OSError as error:
+        raise UnsupportedEnvironmentError(f"no way to {towards} ({error}); is the address right?") from error
 
 
 def is_local(address: str) -> bool:

@@ -22,6 +22,7 @@ from arachne_runtime.units import Seconds
 from . import lab
 from .device_process import DeviceProcess
 from .failure import Failure, read_failure
+from .hosts import interface_of
 from .island_words import (
     LEFT_OUT_CODE,
     WORD_MARK,
@@ -85,6 +86,7 @@ class Island:
         environment = {
             **search_path(),
             **({} if _has_gpus() else on_cpus()),
+            **_interface(orders),
             **orders.environment,
             **self._streams.variables(device),
             DEVICE_VARIABLE: device,
@@ -229,6 +231,13 @@ def _supervised(orders: Orders) -> bool:
     """Whether a lab's duty cycle stops processes on purpose."""
     state = lab.current()
     return state is not None and any(state.seat(device).roster for device in orders.ranks)
+
+
+def _interface(orders: Orders) -> dict[str, str]:
+    """Which interface gloo takes, unless the user has said so."""
+    found = interface_of(orders.address) if orders.address is not None else None
+    variable = "GLOO_SOCKET_IFNAME"
+    return {} if found is None or variable in os.environ else {variable: found}
 
 
 def _has_gpus() -> bool:

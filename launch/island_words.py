@@ -40,6 +40,8 @@ class Orders(Document, frozen=True, kw_only=True):
     run: str
     """In the environment of every process of this island: tells them from all others."""
     environment: Mapping[str, str] = {}
+    address: str | None = None
+    """By which other nodes reach this one; None: they are on the same machine."""
     log_dir: str | None = None
     notice_s: Seconds = NOTICE_S
 

@@ -33,7 +33,7 @@ from arachne_runtime.plan.placement import rank_order
 from arachne_runtime.plan.plan import Plan
 
 from .failure import Failure, NodeLostError, RanksFailedError, Report
-from .hosts import Hosts, is_local
+from .hosts import Host, Hosts, is_local
 from .worker import EXIT_LIMIT_S
 
 LEASH_VARIABLE = "ARACHNE_LEASH"
@@ -91,14 +91,17 @@ def commands(plan: Plan, hosts: Hosts, words: dict[str, list[str]]) -> dict[str,
     digest = files.digest(plan)
     found = {}
     for name, command in words.items():
-        settings = [f"{LEASH_VARIABLE}={digest}", *_search_path()]
-        host = hosts.node[name]
-        if is_local(host.address):
-            found[name] = ["env", *settings, *command]
-        else:
-            there = f"cd {shlex.quote(os.getcwd())} && exec env {shlex.join([*settings, *command])}"
-            found[name] = ["ssh", "-o", "BatchMode=yes", host.ssh or host.address, there]
+        found[name] = at_host(hosts.node[name], [f"{LEASH_VARIABLE}={digest}", *command])
     return found
+
+
+def at_host(host: Host, words: Sequence[str], ssh_options: Sequence[str] = ()) -> list[str]:
+    """What runs ``NAME=VALUE .. command`` on a host in this working folder, through ssh where it is afar."""
+    settings = [*_search_path(), *words]
+    if is_local(host.address):
+        return ["env", *settings]
+    there = f"cd {shlex.quote(os.getcwd())} && exec env {shlex.join(settings)}"
+    return ["ssh", "-o", "BatchMode=yes", *ssh_options, host.ssh or host.address, there]
 
 
 def start(plan: Plan, started: dict[str, list[str]]) -> None:

@@ -21,7 +21,7 @@ def files(tmp_path):
 
 def job_of(files, plan: Plan | None = None, **replanning):
     path, _, script = files
-    return elastic_job(path, plan or read_plan(path), [str(script)], Replanning(**replanning), None)
+    return elastic_job(path, plan or read_plan(path), [str(script)], Replanning(**replanning))
 
 
 def test_without_costs_no_planner_is_asked(files):
@@ -47,7 +47,7 @@ def test_mistakes_are_told(files):
     with pytest.raises(UsageError, match="--min-devices 9, but the plan has 4 devices"):
         job_of(files, min_devices=9)
     with pytest.raises(UsageError, match="--elastic and --max-restarts do not go together: an elastic job"):
-        refuse_together(hosts=False, max_restarts=True)
+        refuse_together(node=False, max_restarts=True)
 
 
 def test_plans_with_shards_are_refused(files):

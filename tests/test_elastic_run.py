@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -246,3 +246,46 @@ def ours(folder: Path):
     """Processes of a job in this folder."""
     mark = f"XDG_RUNTIME_DIR={folder}".encode()
     return (pid for pid in every_pid() if pid != os.getpid() and mark in environment(pid))
+
+
+SSH = """#!/bin/sh
+echo "$@" >> SSH_LOG
+while [ "$1" = -o ]; do shift 2; done
+shift
+exec sh -c "$*"
+"""
+"""Plays ssh: notes what it was given and runs the command here."""
+ELSEWHERE = "192.0.2.7"  # an address for documentation (RFC 5737): never this machine's
+
+
+def words_of_all() -> list[str]:
+    """Command line and environment of every process."""
+    found = []
+    for pid in every_pid():
+        with suppress(OSError):
+            found.append(Path(f"/proc/{pid}/cmdline").read_text(errors="replace"))
+        found += [word.decode(errors="replace") for word in environment(pid)]
+    return found
+
+
+def test_islands_start_through_ssh_and_nobody_reads_the_token_from_a_process(tmp_path, monkeypatch):
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "ssh").write_text(SSH.replace("SSH_LOG", str(tmp_path / "ssh.log")))
+    (tmp_path / "bin" / "ssh").chmod(0o755)
+    (tmp_path / "hosts.toml").write_text(
+        f'format = "arachne.hosts/1"\n[node.a]\naddress = "127.0.0.1"\n[node.b]\naddress = "{ELSEWHERE}"\n'
+    )
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
+    tell = (
+        "import os\nfrom tests.test_elastic_run import words_of_all\n"
+        "token, words = os.fdopen(int(os.environ['ARACHNE_TOKEN_FD'])).read(), words_of_all()\n"
+        "print(os.environ['ARACHNE_COORDINATOR'].startswith('127.'), any(token in w for w in words))\n"
+    )
+    plan, options = plan_of("a:0", "b:0"), ("--hosts", str(tmp_path / "hosts.toml"))
+    code, log = run(tmp_path, monkeypatch, plan, script(tmp_path, tell), options=options)
+    assert code == 0, log
+    assert "[a:0] False False\n" in log
+    assert "[b:0] False False\n" in log
+    (line,) = (tmp_path / "ssh.log").read_text().splitlines()
+    assert line.startswith("-o BatchMode=yes -o ServerAliveInterval=5 -o ServerAliveCountMax=3 192.0.2.7 cd ")
+    assert line.endswith(" -m launch.island")

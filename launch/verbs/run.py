@@ -77,7 +77,7 @@ def command(
             "--max-restarts starts all nodes again together, and --node starts one; leave --node out"
         )
     if elastic:
-        return _elastic(asked, hosts, dry_run, min_devices, cluster, model)
+        return _elastic(asked, hosts, node, dry_run, min_devices, cluster, model)
     if min_devices > 1 or cluster is not None or model is not None:
         raise UsageError("--min-devices, --cluster and --model are for --elastic: no other job plans anew")
     if dry_run:
@@ -98,6 +98,7 @@ def command(
 def _elastic(
     asked: "_Asked",
     hosts: Path | None,
+    node: str | None,
     dry_run: bool,
     min_devices: int,
     cluster: Path | None,
@@ -107,15 +108,18 @@ def _elastic(
     from ..elastic_options import Replanning, elastic_job, refuse_together
 
     refuse_together(
-        hosts=hosts is not None,
+        node=node is not None,
         dry_run=dry_run,
         max_restarts=asked.max_restarts > 0,
         trace=asked.trace is not None,
         tensorboard=asked.tensorboard is not None,
     )
     replanning = Replanning(min_devices=min_devices, cluster=cluster, model=model)
-    job = elastic_job(asked.plan_path, asked.plan, asked.script, replanning, asked.log_dir)
-    _tell_one_machine(asked.plan)
+    job = elastic_job(
+        asked.plan_path, asked.plan, asked.script, replanning, hosts_path=hosts, log_dir=asked.log_dir
+    )
+    if hosts is None:
+        _tell_one_machine(asked.plan)
     _tell_other_devices(asked.plan)
     try:
         run_elastic(job)
