@@ -74,7 +74,7 @@ class ElasticJob:
         """What runs the island of a node."""
         if self.hosts is None:
             return module("launch.island")
-        return at_host(self.hosts.node[node], module("launch.island"), SSH_OPTIONS)
+        return at_host(self.hosts.node[node], module("launch.island"), ssh_options=SSH_OPTIONS)
 
     def address(self, node: str) -> str | None:
         """By which the other nodes reach it; None: all are here."""

@@ -91,16 +91,21 @@ def commands(plan: Plan, hosts: Hosts, words: dict[str, list[str]]) -> dict[str,
     digest = files.digest(plan)
     found = {}
     for name, command in words.items():
-        found[name] = at_host(hosts.node[name], [f"{LEASH_VARIABLE}={digest}", *command])
+        found[name] = at_host(hosts.node[name], command, [f"{LEASH_VARIABLE}={digest}"])
     return found
 
 
-def at_host(host: Host, words: Sequence[str], ssh_options: Sequence[str] = ()) -> list[str]:
-    """What runs ``NAME=VALUE .. command`` on a host in this working folder, through ssh where it is afar."""
-    settings = [*_search_path(), *words]
+def at_host(
+    host: Host, command: Sequence[str], settings: Sequence[str] = (), ssh_options: Sequence[str] = ()
+) -> list[str]:
+    """What runs a command on a host in this working folder, through ssh where it is afar.
+
+    ``settings``: ``NAME=VALUE`` of its environment.
+    """
+    words = [*settings, *_search_path(), *command]
     if is_local(host.address):
-        return ["env", *settings]
-    there = f"cd {shlex.quote(os.getcwd())} && exec env {shlex.join(settings)}"
+        return ["env", *words]
+    there = f"cd {shlex.quote(os.getcwd())} && exec env {shlex.join(words)}"
     return ["ssh", "-o", "BatchMode=yes", *ssh_options, host.ssh or host.address, there]
 
 
