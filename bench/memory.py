@@ -3,13 +3,14 @@
 Random plans of every kind (bench/memory_plans.py) run on gloo ranks; each rank's peak is counted at the
 dispatcher. The prediction is the price's, from a profile whose bytes were measured here (bench/
 memory_profile.py), without the reserve of the device type (context and libraries, which hold no tensors). An
-error above 0 says that more was predicted than was there.
+error above 0 says that more was predicted than was there. With ``--out DIR`` a full run keeps each plan in
+DIR/memory (bench/memory_records.py) and goes on where another was cut short.
 """
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import groupby
+from functools import lru_cache
 from statistics import median
 
 import torch
@@ -31,6 +32,7 @@ from planner.request import Request
 
 from .memory_plans import KINDS, TENSOR_RANKS, WORKLOADS, Kind
 from .memory_profile import SAMPLES, measured_profile
+from .memory_records import Records
 from .report import Options, Result, at_least, at_most, run_bench
 
 STEPS = (3, 5)
@@ -75,12 +77,8 @@ def predicted(plan: Plan, model: ModelSpec, profile: Profile) -> dict[str, int]:
     return {device: peak - reserves[device] for device, peak in peaks.items()}
 
 
-def peaks_on_rank(workload: str, plans: Sequence[Plan]) -> list[int]:
-    """Peak bytes of this rank under each plan."""
-    return [_peak_on_rank(workload, plan) for plan in plans]
-
-
-def _peak_on_rank(workload: str, plan: Plan) -> int:
+def peak_on_rank(workload: str, plan: Plan) -> int:
+    """Peak bytes of this rank under a plan."""
     trained, weigher = WORKLOADS[workload], Weigher()
     engine = Engine(
         plan,
@@ -116,39 +114,49 @@ def measure(options: Options) -> Iterator[Result]:
         if not kind.is_available:
             print(f"{kind.name}: left out, since {kind.needs} is not installed", flush=True)
             continue
-        found = list(compared(kind.plans(quick=options.quick), kind.workload))
+        records = records_of(kind, options)
+        found = list(compared(kind.plans(quick=options.quick), kind.workload, records=records))
         for c in sorted(found, key=lambda c: c.error):
             print(told(c), flush=True)
-        yield from of_kind(kind, [c.error for c in found])
+        yield from of_kind(kind, [c.error for c in found], records.commits)
 
 
-def of_kind(kind: Kind, errors: Sequence[float]) -> Iterator[Result]:
+def records_of(kind: Kind, options: Options) -> Records:
+    """None of a quick run, which ends anyway."""
+    kept = options.out and not options.quick
+    return Records.of(options.out / "memory" / f"{kind.name}.jsonl" if kept and options.out else None)
+
+
+def of_kind(kind: Kind, errors: Sequence[float], commits: Sequence[str]) -> Iterator[Result]:
     """Lowest, highest and median error."""
-    yield at_least(f"{kind.name}-lowest", min(errors), "of 1", bound=0.0, ranks=len(errors))
+    detail = {"ranks": len(errors), "commits": list(commits)}
+    yield at_least(f"{kind.name}-lowest", min(errors), "of 1", bound=0.0, **detail)
     yield at_most(f"{kind.name}-highest", max(errors), "of 1", bound=kind.highest)
     yield at_most(f"{kind.name}-median", median(errors), "of 1", bound=kind.highest)
 
 
 def compared(
-    plans: Sequence[Plan], workload: str = "gpt", samples: Sequence[int] = SAMPLES
+    plans: Sequence[Plan],
+    workload: str = "gpt",
+    samples: Sequence[int] = SAMPLES,
+    records: Records | None = None,
 ) -> Iterator[Comparison]:
-    """Every rank of every plan; those of one number of ranks in one go."""
+    """Every rank of every plan; of those that ``records`` have no more is run."""
+    records = records or Records()
     degrees = {len(r.devices) for plan in plans for p in plan.pipelines for s in p.stages for r in s.replicas}
-    model, profile = measured_profile(workload, degrees, samples)
-    by_size = sorted(plans, key=lambda plan: len(plan.devices))
-    for num_ranks, group in groupby(by_size, key=lambda plan: len(plan.devices)):
-        alike = list(group)
-        ranks = run_ranks(num_ranks, peaks_on_rank, workload, alike, timeout_s=3600)
-        for index, plan in enumerate(alike):
-            expected = predicted(plan, model, profile)
-            for rank in range(num_ranks):
-                device = next(place.device for place in places(plan) if place.rank == rank)
-                yield Comparison(
-                    plan=plan,
-                    rank=rank,
-                    predicted_bytes=expected[device],
-                    measured_bytes=ranks[rank][index],
-                )
+    profiled = lru_cache(1)(lambda: measured_profile(workload, degrees, samples))
+    for plan in plans:
+        found = records.find(plan)
+        if found is None:
+            expected = predicted(plan, *profiled())
+            by_rank = {place.rank: expected[place.device] for place in places(plan)}
+            measured = run_ranks(len(by_rank), peak_on_rank, workload, plan, timeout_s=3600)
+            found = records.add(plan, [by_rank[rank] for rank in range(len(by_rank))], measured)
+        both = zip(found.predicted_bytes, found.measured_bytes, strict=True)
+        for rank, (predicted_bytes, measured_bytes) in enumerate(both):
+            yield Comparison(
+                plan=plan, rank=rank, predicted_bytes=predicted_bytes, measured_bytes=measured_bytes
+            )
 
 
 def told(c: Comparison) -> str:
