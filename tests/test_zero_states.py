@@ -1,5 +1,7 @@
 """ZeRO-1: states that DeepSpeed splits over the replicas of a stage train like whole ones."""
 
+import os
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -111,3 +113,43 @@ def mixed_dtypes():
 def test_several_dtypes_in_a_parameter_group_are_refused():
     with pytest.raises(WorkerFailedError, match=r"group 0 .* holds torch.float32, torch.float64"):
         run_ranks(2, mixed_dtypes)
+
+
+def split_of(group):
+    named = [("a", nn.Parameter(torch.ones(4)))]
+    return SplitStates.of(named, torch.optim.SGD([p for _, p in named], lr=0.1), group, CPU)
+
+
+def seen_by_deepspeed():
+    """The ranks that DeepSpeed takes for holders of the same, and the variable with its device."""
+    from deepspeed.utils import groups
+
+    held = groups.mpu and groups.mpu.get_data_parallel_group()
+    return held and dist.get_process_group_ranks(held), os.environ.get("LOCAL_RANK")
+
+
+def one_beside_another(first_to_close):
+    """A change of plan makes the new optimizer beside the old one, of which either may go."""
+    os.environ["LOCAL_RANK"] = "7"
+    both = dist.group.WORLD
+    alone = [dist.new_group([rank]) for rank in range(2)][dist.get_rank()]
+    seen = [seen_by_deepspeed()]
+    open_ones = []
+    for group in (both, alone):
+        open_ones.append(split_of(group))
+        seen.append(seen_by_deepspeed())
+    for number in (first_to_close, 1 - first_to_close):
+        open_ones[number].close()
+        seen.append(seen_by_deepspeed())
+    del os.environ["LOCAL_RANK"]
+    return seen
+
+
+@pytest.mark.parametrize("first_to_close", [0, 1])
+def test_of_two_optimizers_deepspeed_goes_by_the_one_that_stays(first_to_close):
+    found = run_ranks(2, one_beside_another, first_to_close)
+    for rank, (before, first, second, left, after) in enumerate(found):
+        assert before == after == (None, "7")
+        assert first == ([0, 1], "0")
+        assert second == ([rank], "0")
+        assert left == (first if first_to_close else second)

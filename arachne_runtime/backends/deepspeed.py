@@ -8,13 +8,14 @@ own function in the place of ``torch.nn.functional.linear``: all of that stays h
 import logging
 import os
 import warnings
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ..errors import UnsupportedEnvironmentError
@@ -31,9 +32,9 @@ EXPECTED = ("Setting accelerator to CPU", "using ZeRO with an untested optimizer
 class Split:
     """DeepSpeed's engine around a module whose optimizer is split over a group; an open handle on it."""
 
-    def __init__(self, engine: Any, surroundings: ExitStack) -> None:
+    def __init__(self, engine: Any, own: "_Globals") -> None:
         self._engine = engine
-        self._surroundings = surroundings
+        self._own = own
         self.zero: Any = engine.optimizer
         """Its ZeRO optimizer; the interface is DeepSpeed's own and not typed."""
 
@@ -76,13 +77,11 @@ class Split:
             **settings,
         }
         config["zero_optimization"] = {"stage": stage, **settings.get("zero_optimization", {})}
-        with ExitStack() as surroundings:
-            surroundings.enter_context(_device_of(device))
-            surroundings.enter_context(_linear_kept())
+        with _opening(device):
             engine, *_ = deepspeed.initialize(
                 model=module, optimizer=optimizer, mpu=_Group(group), config=config
             )
-            return cls(engine, surroundings.pop_all())  # stage 3 reads its device in every step
+        return cls(engine, _OPEN[-1])
 
     def step(self) -> None:
         """DeepSpeed's step: the part of this rank, then all parts go to all ranks."""
@@ -90,12 +89,10 @@ class Split:
 
     def close(self) -> None:
         """Remove its hooks and let go of the group, which a global of DeepSpeed's also holds."""
-        from deepspeed.utils import groups
-
         self._engine.destroy()
         self._engine = self.zero = None
-        groups.mpu = None
-        self._surroundings.close()
+        _OPEN.remove(self._own)
+        _go_by_last()
 
 
 def load(device: torch.device) -> Any:
@@ -157,25 +154,54 @@ def _matters(record: logging.LogRecord) -> bool:
     return record.levelno >= logging.WARNING and not any(words in text for words in EXPECTED)
 
 
-@contextmanager
-def _device_of(device: torch.device) -> Iterator[None]:
-    """Name the device in the variable that DeepSpeed reads; afterwards it is as it was."""
-    before = os.environ.get(LOCAL_RANK)
-    os.environ[LOCAL_RANK] = str(device.index or 0)
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ[LOCAL_RANK]
+@dataclass(frozen=True, slots=True, eq=False)
+class _Globals:
+    """What DeepSpeed reads in the whole process, and what it puts elsewhere."""
+
+    mpu: Any
+    """Stands for the group."""
+    local_rank: str | None
+    """The variable with its device, which stage 3 reads in every step."""
+    linear: Callable[..., Tensor]
+    """DeepSpeed's for stage 3, which rounds otherwise under autocast."""
+
+    @classmethod
+    def now(cls) -> "_Globals":
+        from deepspeed.utils import groups
+
+        return cls(groups.mpu, os.environ.get(LOCAL_RANK), nn.functional.linear)
+
+    def set(self) -> None:
+        from deepspeed.utils import groups
+
+        groups.mpu = self.mpu
+        nn.functional.linear = self.linear
+        if self.local_rank is None:
+            os.environ.pop(LOCAL_RANK, None)
         else:
-            os.environ[LOCAL_RANK] = before
+            os.environ[LOCAL_RANK] = self.local_rank
+
+
+_OPEN: list[_Globals] = []
+"""As they were before the first optimizer was split, then those of each that is open: a change of plan makes
+one beside another, and either may go first."""
 
 
 @contextmanager
-def _linear_kept() -> Iterator[None]:
-    """Afterwards ``linear`` is as it was: DeepSpeed's, for stage 3, rounds otherwise under autocast."""
-    before = nn.functional.linear
+def _opening(device: torch.device) -> Iterator[None]:
+    """Inside DeepSpeed is as it began, on this device; what it sets is the new optimizer's own."""
+    if not _OPEN:
+        _OPEN.append(_Globals.now())
+    replace(_OPEN[0], local_rank=str(device.index or 0)).set()
     try:
         yield
+        _OPEN.append(_Globals.now())
     finally:
-        nn.functional.linear = before
+        _go_by_last()
+
+
+def _go_by_last() -> None:
+    """Behind the last optimizer all is as it was."""
+    _OPEN[-1].set()
+    if len(_OPEN) == 1:
+        _OPEN.clear()
