@@ -9,6 +9,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from arachne_runtime.errors import ModelError
+from arachne_runtime.measure.live import counted
 from arachne_runtime.model.exchange import Peers
 from arachne_runtime.model.experts import Activation, ExpertMesh, MoE, balancing_loss, experts_alone
 from arachne_runtime.model.extra_loss import add_loss, extra_losses
@@ -237,6 +238,20 @@ def test_weights_of_experts() -> None:
                 gate, up = (moe.up[expert] @ token).chunk(2)
                 wanted += weight * (moe.down[expert] @ (torch.nn.functional.silu(gate) * up))
             close(found.detach(), wanted.detach())
+
+
+def test_a_forward_needs_no_more_than_one_copy_of_its_rows_beside_what_it_keeps() -> None:
+    """Rows are tokens times ``top_k``; a backward needs two such copies, so that it is the peak."""
+    moe, x = MoE(64, 16, 4, 2), torch.randn(1, 256, 64, requires_grad=True)
+    with counted(torch.device("cpu"), lambda: [*moe.parameters(), x]) as count:
+        result = moe(x)
+        kept, most = count.now_bytes, count.peak_bytes
+        count.restart()
+        result.sum().backward()
+        back = count.peak_bytes
+    rows = 2 * x.nbytes
+    assert most - kept <= 1.01 * rows
+    assert back - kept >= 2 * rows
 
 
 def test_the_balancing_loss_is_a_mean_over_samples() -> None:

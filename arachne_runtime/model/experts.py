@@ -164,9 +164,11 @@ class MoE(nn.Module):
             chosen_TK = chosen_TK % len(self.up)
         order_A = chosen_TK.flatten().argsort(stable=True)
         counts_E = chosen_TK.flatten().bincount(minlength=self.num_experts)
-        copies_AD = tokens_TD[:, None].expand(-1, self.top_k, -1).flatten(0, 1)
-        found_AD = self._to_experts(copies_AD.index_select(0, order_A), counts_E)
+        copies_TKD = tokens_TD[:, None].expand(-1, self.top_k, -1)
+        # no name for what is as large as all copies and not needed again: it would live to the end
+        found_AD = self._to_experts(copies_TKD.flatten(0, 1).index_select(0, order_A), counts_E)
         found_TKD = found_AD.index_select(0, order_A.argsort()).view(*chosen_TK.shape, tokens_TD.shape[-1])
+        del found_AD
         return (found_TKD * weights_TK[..., None]).sum(1)
 
     def _to_experts(self, rows_AD: Tensor, counts_E: Tensor) -> Tensor:
