@@ -64,6 +64,7 @@ class Engine:
         noise: Measure the gradient noise of every step; UnsupportedPlanError where it is not seen.
         processes: By rank of the plan, the number of its process in the default group; default: its rank.
         values: Gives the parameters, in place of first values.
+        form_s: How long a group may take to form, and wait; default: what the default group has.
 
     Raises:
         UsageError: The number of ranks, or of blocks, is not the plan's; an optimizer that needs a closure.
@@ -85,6 +86,7 @@ class Engine:
         noise: bool = False,
         processes: Sequence[int] | None = None,
         values: Values | None = None,
+        form_s: Seconds | None = None,
     ) -> None:
         distributed = dist.is_initialized()
         refuse_plan(plan, dist.get_world_size() if distributed else 1)
@@ -101,7 +103,9 @@ class Engine:
         self._summed = parts.summed()
         self.forms = self._summed.forms
         """Of the parameters of each block, whole."""
-        self._mesh = Mesh.form(plan, self._summed, self.places[0].rank, device, processes)
+        self._mesh = Mesh.form(
+            plan, self._summed, self.places[0].rank, device, processes, timeout_s=form_s
+        )
         with ExitStack() as undo:
             undo.callback(self._mesh.close)
             built = Built.of(
@@ -180,6 +184,10 @@ class Engine:
         """Rows of a global batch of ``num_rows`` rows that this rank reads, ascending; often none."""
         needed = any(play.needs_samples for play in self._plays.values())
         return tuple(rows for rows in self._program(num_rows).rows if rows) if needed else ()
+
+    def every_group(self) -> tuple[dist.ProcessGroup, ...]:
+        """All groups that this rank communicates on, each once."""
+        return self._mesh.every_group()
 
     def close(self) -> None:
         """Destroy the process groups that the engine made, and let go of the others; it cannot step any more.

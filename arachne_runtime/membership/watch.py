@@ -43,20 +43,33 @@ def break_group(group: dist.ProcessGroup) -> None:
 
 
 def form_world(
-    store: Store, generation: int, rank: int, num_ranks: int, *, form_s: Seconds, timeout_s: Seconds
+    store: Store,
+    generation: int,
+    rank: int,
+    num_ranks: int,
+    *,
+    form_s: Seconds,
+    timeout_s: Seconds,
+    purpose: str = "",
 ) -> dist.ProcessGroup:
-    """The default group of a generation, apart in the store from that of any other.
+    """The default group of a generation, apart in the store from that of any other, or other purpose.
 
     ``form_s`` bounds the forming, in which nothing can be broken; ``timeout_s`` every later operation. Raises
     RuntimeError where a peer does not come.
     """
     limit = timedelta(seconds=form_s)
-    meeting = PrefixStore(f"generation-{generation}", store)
+    meeting = PrefixStore(f"generation-{generation}{purpose and '-'}{purpose}", store)
     dist.init_process_group("gloo", store=meeting, rank=rank, world_size=num_ranks, timeout=limit)
     dist.distributed_c10d._set_pg_timeout(timedelta(seconds=timeout_s))
     world = dist.group.WORLD
     assert world is not None
     return world
+
+
+def limit_waits(groups: Iterable[dist.ProcessGroup], timeout_s: Seconds) -> None:
+    """Of every later operation of groups that were formed under another limit."""
+    for group in groups:
+        dist.distributed_c10d._set_pg_timeout(timedelta(seconds=timeout_s), group)
 
 
 def leave_world() -> None:
@@ -98,6 +111,11 @@ class Watch:
             self._generation, self._groups = generation, tuple(groups)
             self._changed.notify_all()
 
+    def break_all(self) -> None:
+        """Break what is guarded: this rank has failed, and its peers may wait for it."""
+        with self._changed:
+            self._break()
+
     def release(self) -> None:
         """Let go of the groups, before they are destroyed; returns when none of them is being broken."""
         with self._changed:
@@ -122,7 +140,10 @@ class Watch:
         with self._changed:
             while not self._closed:
                 if self._groups and self._stopped >= self._generation:
-                    for group in self._groups:
-                        break_group(group)
-                    self._groups = ()
+                    self._break()
                 self._changed.wait()
+
+    def _break(self) -> None:
+        groups, self._groups = self._groups, ()
+        for group in groups:
+            break_group(group)

@@ -1,0 +1,159 @@
+"""Enters the generation of a record: forms its world, brings the state, and makes the engine of its plan."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch._C._distributed_c10d import Store
+
+from ..engine import Engine
+from ..errors import UnsupportedPlanError
+from ..measure.together import Together
+from ..membership.messages import Member, Record
+from ..membership.watch import Watch, form_world, leave_world, limit_waits
+from ..model.parameters import Values
+from ..plan.cluster import node_of
+from ..plan.order import Summed
+from ..plan.plan import Plan
+from ..plan.zero import zero_groups
+from ..state.bring import bring
+from ..state.changes import PlanChange
+from ..state.feeds import Feeds
+from ..state.job import Positions
+from ..state.old import Old
+from ..state.replan import Change, replan
+from ..units import Seconds
+
+FORM_S: Seconds = 10.0
+"""Of one group: nothing breaks it as it forms, so a death in that moment costs so long."""
+MakeEngine = Callable[[Plan, int, Values | None], Engine]
+"""From a plan, this process's rank in it, and what gives the parameters, to its engine."""
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """All that a generation gives to this rank is there; it counts when every member says so."""
+
+    rank: int
+    engine: Engine
+    change: Change | None
+    """None: nobody had any state, the engine begins."""
+
+    @property
+    def feeds(self) -> Positions:
+        """Where the others are in their data."""
+        return self.change.heard.feeds if self.change is not None else ()
+
+    def commit(self, old: Engine | None) -> Engine:
+        """It counts; the engine that trains on."""
+        return self.engine if self.change is None else self.change.commit(old)
+
+    def drop(self) -> None:
+        """It does not: what was made goes, the old state is whole."""
+        self.engine.close()
+
+    def told(self, old: Plan, new: Plan, pause_s: Seconds) -> PlanChange:
+        """The change, for those who listen."""
+        assert self.change is not None, "a process that holds state is never told to begin anew"
+        moved = self.change.moved
+        return PlanChange(
+            old=old,
+            new=new,
+            step=self.change.heard.num_steps,
+            moved_bytes=moved.moves.nbytes,
+            sent_bytes=moved.sent_bytes,
+            transfer_s=moved.seconds,
+            seconds=pause_s,
+        )
+
+
+@dataclass(slots=True)
+class Entering:
+    """What this process needs to enter any generation."""
+
+    member: Member
+    store: Store
+    """Where groups meet."""
+    watch: Watch
+    make: MakeEngine
+    summed: Summed
+    feeds: Feeds
+    device: torch.device
+    timeout_s: Seconds
+    """How long an operation may wait."""
+    form_s: Seconds = FORM_S
+    generation: int = 0
+    """Of the newest record that was followed."""
+
+    def enter(self, record: Record, engine: Engine | None) -> Entry | None:
+        """Bring and take the state; None for a holder of state that the plan does without.
+
+        Args:
+            record: Newer than any before.
+            engine: What this process has trained with; None: nothing, it joins.
+
+        Raises:
+            RuntimeError: A peer is gone.
+            LostStateError: On every process: nobody has a block that the plan needs.
+            UnsupportedPlanError: ZeRO.
+
+        """
+        self.generation = record.generation
+        refuse_zero(record.plan)
+        holds = engine is not None and self.member in record.holders
+        old = Old.of(engine, feeds=self.feeds.positions()) if holds and engine is not None else None
+        others = [member for member in record.holders if member not in record.members]
+        if others:
+            old = self._brought(record, [*record.members, *others], old)
+        if self.member not in record.members:
+            return None
+        rank = record.members.index(self.member)
+        self._form(record.generation, rank, len(record.members))
+        if record.source is None:
+            return Entry(rank, self._made(record, rank, None), None)
+        change = replan(
+            old,
+            lambda values: self._made(record, rank, values),
+            Together.of_default_group(self.device),
+            lambda process: node_of(record.members[process].device),
+        )
+        return Entry(rank, change.engine, change)
+
+    def _brought(self, record: Record, all_of_them: list[Member], old: Old | None) -> Old | None:
+        """Those that go bring what the members lack, in a world with them."""
+        here = all_of_them.index(self.member)
+        self._form(record.generation, here, len(all_of_them), "bring")
+        brought = bring(
+            old,
+            record.plan,
+            self.summed,
+            range(len(record.members)),
+            Together.of_default_group(self.device),
+            lambda process: node_of(all_of_them[process].device),
+        )
+        self.watch.release()
+        leave_world()
+        return brought
+
+    def _form(self, generation: int, rank: int, num_ranks: int, purpose: str = "") -> None:
+        world = form_world(
+            self.store, generation, rank, num_ranks,
+            form_s=self.form_s, timeout_s=self.timeout_s, purpose=purpose,
+        )  # fmt: skip
+        self.watch.guard(generation, [world])
+
+    def _made(self, record: Record, rank: int, values: Values | None) -> Engine:
+        engine = self.make(record.plan, rank, values)
+        if groups := engine.every_group():
+            limit_waits(groups, self.timeout_s)
+            self.watch.guard(record.generation, groups)
+        return engine
+
+
+def refuse_zero(plan: Plan) -> None:
+    """UnsupportedPlanError where a state has one owner only, or a step gathers behind its word."""
+    if any(True for _ in zero_groups(plan)):
+        raise UnsupportedPlanError(
+            "this plan splits states by ZeRO, so a rank that is lost takes its part along and a step gathers "
+            "parameters behind its commit word; in an elastic job set zero to 0 in the plan"
+        )

@@ -1,0 +1,210 @@
+"""The recover loop of one rank: what a lost peer cuts short is repeated in the next generation.
+
+Every wait of a rank ends: an operation breaks when the coordinator says so, a group forms within its limit,
+and the coordinator answers or is told to be lost. A rank that dies anywhere in here ends the generation for
+the others, who come through here again.
+"""
+
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import torch.distributed as dist
+
+from ..engine import Engine, EvaluationReport, StepReport
+from ..errors import UsageError
+from ..membership.client import LeftOutError, MemberClient
+from ..membership.messages import ChangeWanted, Freeze, Record
+from ..membership.watch import Watch, leave_world
+from ..state.changes import PlanChange
+from ..units import Seconds
+from .entering import Entering, Entry
+from .lost import first_line, is_lost_peer
+from .standing import obey, report_of
+from .step_start import StepStart
+
+RECORD_S: Seconds = 1800.0
+"""More than a coordinator takes to plan and to wait for devices (600 s each by default)."""
+COMPLETED_S: Seconds = 900.0
+"""More than a coordinator waits for members to be ready (600 s by default)."""
+FIRST_RECORD_S: Seconds = 30 * 24 * 3600.0
+"""A device that no plan uses waits as long as the job takes; its node's agent ends it with the job."""
+VERDICT_S: Seconds = 4.0
+"""After an error that may come from a lost peer and may not: the coordinator declares one dead in 2 s."""
+
+T = TypeVar("T")
+
+
+@dataclass(slots=True)
+class Survivor:
+    """This rank's part in a job that outlives its ranks; ``join`` makes its engine, which it then serves."""
+
+    client: MemberClient
+    watch: Watch
+    entering: Entering
+    on_entered: Callable[[Record, int], None] = lambda record, rank: None
+    """Told of each generation that counts, and of this process's rank in it."""
+    listeners: list[Callable[[PlanChange], None]] = field(default_factory=list)
+    """Told of each change of plan behind the first."""
+    engine: Engine | None = None
+    generation: int = 0
+    _record: Record | None = None
+    """That of the generation."""
+    _start: StepStart | None = None
+    """Of the step that this rank is in, or was in last."""
+    _left_s: Seconds = 0.0
+    """When the last generation was left."""
+    _has_stepped: bool = False
+
+    def join(self) -> Engine:
+        """Wait for a plan that uses this device, and make its engine.
+
+        Raises:
+            RefusedError: The coordinator does without this process.
+            JobEndedError: The job is over.
+            LostStateError: Nobody has a block any more.
+
+        """
+        self._enter()
+        engine = self._engine()
+        return engine
+
+    def step(self, engine: Engine, batch: Any) -> StepReport:
+        """As ``Engine.step``; in the next generation the same step, if it was not applied."""
+        number = engine.num_steps
+        if engine.is_change_wanted:  # here, not behind the last step: all have done what comes between two
+            self._leave("")
+            self._enter()
+        while True:
+            if engine.num_steps > number:
+                return engine.apply_open()
+            batch, self._start = self.entering.feeds.reload(batch, engine), StepStart.of(engine)
+            try:
+                report = engine.step_once(batch)
+            except Exception as error:
+                failure = self._lost(error)
+            else:
+                self._has_stepped = True
+                self.client.progress(report.step + 1, report.num_rows / report.seconds)
+                return report
+            self._leave(failure)
+            self._enter()
+
+    def evaluate(self, engine: Engine, batches: Iterable[Any]) -> EvaluationReport:
+        """As ``Engine.evaluate``, once all ranks are in the same step.
+
+        Raises:
+            UsageError: On a process that joined and has not trained yet: the others are elsewhere.
+
+        """
+        if engine.num_steps and not self._has_stepped:
+            raise UsageError(
+                "this process joined a running job, whose other ranks do not evaluate now; in an elastic job "
+                "evaluate in the loop over session.batches(...), behind a step"
+            )
+        return engine.evaluate_once(batches)
+
+    def finish(self) -> None:
+        """The script has come to its end here: wait until all ranks have, so that none needs this one."""
+        while True:
+            try:
+                if dist.is_initialized():
+                    dist.barrier()
+                break
+            except Exception as error:
+                failure = self._lost(error)
+            self._leave(failure)
+            self._enter()
+        self.client.done()
+
+    def close(self) -> None:
+        """Leave the groups; the client and the watch are its owner's."""
+        self.watch.release()
+        if self.engine is not None:
+            self.engine.close()
+        leave_world()
+
+    def _engine(self) -> Engine:
+        assert self.engine is not None, "no generation was entered"
+        return self.engine
+
+    def _lost(self, error: Exception) -> str:
+        """Why the generation ends; the error itself where it is this rank's or its user's.
+
+        An error that does not look like one of a connection may still follow from one.
+        """
+        known = is_lost_peer(error) or isinstance(self.client.stop, Freeze)
+        if not known and isinstance(error, RuntimeError):
+            known = isinstance(self._stop_within(VERDICT_S), Freeze)
+        if not known:
+            raise error
+        return first_line(error)
+
+    def _stop_within(self, timeout_s: Seconds) -> object:
+        end = time.monotonic() + timeout_s
+        while (stop := self.client.wait_stop(max(0.0, end - time.monotonic()))) is not None:
+            if isinstance(stop, Freeze) or time.monotonic() >= end:
+                return stop
+            time.sleep(0.05)
+        return None
+
+    def _leave(self, why: str, entry: Entry | None = None) -> None:
+        """End the generation here, and say where this rank stands; ``why``: what failed, or nothing did.
+
+        Groups are broken before the report: from then on nothing of them changes this rank, and peers that
+        wait for it do not any more.
+        """
+        self._left_s = time.perf_counter()
+        if why:
+            self.client.failed(why)
+            self.watch.break_all()
+        self.watch.release()
+        self.client.frozen(report_of(self.engine) if self.engine is not None else None)
+        if entry is not None:
+            entry.drop()
+        if self.engine is not None:
+            self.engine.close()
+        leave_world()
+
+    def _enter(self) -> None:
+        """Follow records until a generation counts."""
+        while True:
+            limit_s = RECORD_S if self.engine is not None else FIRST_RECORD_S
+            seen = self.entering.generation
+            record = self.client.wait_record(seen, limit_s)
+            if self.engine is not None and record.decision is not None:
+                obey(self.engine, record.decision, self._start)
+            failure, entry = "", None
+            try:
+                entry = self.entering.enter(record, self.engine)
+            except Exception as error:
+                failure = self._lost(error)
+            if not failure and self._counts(record, entry):
+                return
+            self._leave(failure, entry)
+
+    def _counts(self, record: Record, entry: Entry | None) -> bool:
+        """Whether all members became ready: then the old state goes."""
+        if entry is not None:
+            self.client.ready()
+        if not self.client.wait_completed(record.generation, COMPLETED_S):
+            return False
+        if entry is None:
+            raise LeftOutError(
+                f"generation {record.generation} does without {self.client.member.device}: {record.why}"
+            )
+        before, self._record, self.generation = self._record, record, record.generation
+        joined = self.engine is None
+        self.engine = entry.commit(self.engine)
+        if joined:
+            self.engine.survival = self
+            self.engine.wants_change = lambda: isinstance(self.client.stop, ChangeWanted)
+            self.entering.feeds.go_on(entry.feeds)
+        self.engine.is_change_wanted = False
+        self.on_entered(record, entry.rank)
+        if before is not None:
+            change = entry.told(before.plan, record.plan, time.perf_counter() - self._left_s)
+            for listener in self.listeners:
+                listener(change)
+        return True
