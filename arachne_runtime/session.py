@@ -13,22 +13,26 @@ import torch.distributed.nn.functional  # before a group is made, which its func
 from torch import nn
 from torch.utils.data import Dataset
 
-from .data import GlobalOrder, LoaderSettings, StepBatch, default_inputs
-from .data.loader import num_samples_of
-from .engine import Engine, Recipe, StepReport
+from .batches import batches_of
+from .data import LoaderSettings, StepBatch, default_inputs
+from .elastic.joining import end_with_code, finish, survivor_of
+from .elastic.survivor import Survivor
+from .engine import Engine, Recipe
 from .engine.precision import Precision
-from .engine.recipe import Inputs, Loss, Optimizers, Schedule, refuse_no_integers
+from .engine.recipe import Inputs, Loss, Optimizers, Schedule
+from .engine.told import annotate
 from .errors import UsageError
-from .measure.board import Board
-from .measure.recorder import Recorder, Records, Silence
+from .making import EngineMaker
+from .measure.hooks import Hooks
+from .membership.messages import Record
 from .model import ModelParts
 from .plan.files import read_plan
-from .plan.placement import holding, places_of, rank_order
+from .plan.placement import rank_order
 from .plan.plan import Plan
 from .state.changes import PlanChange, PlanChanges, PlanFile
-from .state.feeds import Feeds, loaded_by_plan
+from .state.feeds import Feeds
 from .state.keeper import Checkpoints, Policy
-from .surroundings import LONE_DEVICE, Surroundings, choose_device, find_plan, lone_plan, refuse_world
+from .surroundings import Elastic, Surroundings, lone_plan, plan_and_device
 from .units import Seconds
 
 DEFAULT_TIMEOUT_S: Seconds = 600.0
@@ -76,14 +80,17 @@ class Session:
         timeout_s: Seconds = DEFAULT_TIMEOUT_S,
     ) -> None:
         around = Surroundings.here()
-        self.rank = around.rank
-        self.world_size = around.world_size
-        self.plan = find_plan(plan, around)
-        """The plan; None for a lone process without one, until its engine is made. ``replan`` changes it."""
-        refuse_world(self.plan, self.world_size)
-        self.device = choose_device(device, self.plan, self.rank)
-        self._trace = Path(trace) if trace is not None else around.trace
-        self._tensorboard = Path(tensorboard) if tensorboard is not None else around.tensorboard
+        self._elastic = around.elastic
+        self._rank, self._world_size = around.rank, around.world_size
+        self.plan, self.device = plan_and_device(plan, device, around)
+        """No plan: for a lone process without one, and in an elastic job, until its engine is made."""
+        self._open = ExitStack()
+        self._hooks = Hooks(
+            Path(trace) if trace is not None else around.trace,
+            Path(tensorboard) if tensorboard is not None else around.tensorboard,
+            self.device,
+            self._open,
+        )
         if not isinstance(timeout_s, int | float) or not timeout_s > 0:
             raise UsageError(f"timeout_s={timeout_s!r} is no time to wait; give seconds, above 0")
         self._timeout_s = timeout_s
@@ -92,17 +99,35 @@ class Session:
         """The one that was made last: what ``batches`` loads rows for."""
         self._changes: PlanChanges | None = None
         """Of that engine."""
-        self._open = ExitStack()
+        self._survivor: Survivor | None = None
+        """Of an elastic job."""
         self._engines: list[Engine] = []
         self._entered = False
         self._failed = False
         self._feeds = Feeds()
         self._checkpoints: Checkpoints | None = None
 
+    @property
+    def rank(self) -> int:
+        """Of this process, from 0; in an elastic job it changes as the plan does."""
+        return self._known(self._rank)
+
+    @property
+    def world_size(self) -> int:
+        """Number of the job's processes; likewise."""
+        return self._known(self._world_size)
+
+    def _known(self, number: int) -> int:
+        if self._elastic is not None and self._engine is None:
+            raise UsageError(
+                "in an elastic job ranks are numbered when there is a plan: call session.engine(...) before"
+            )
+        return number
+
     def __enter__(self) -> "Session":
         if self.device.type == "cuda":
             torch.cuda.set_device(self.device)
-        if self.world_size > 1 and not dist.is_initialized():
+        if self._world_size > 1 and self._elastic is None and not dist.is_initialized():
             backend = "nccl" if self.device.type == "cuda" else "gloo"
             dist.init_process_group(backend, timeout=timedelta(seconds=self._timeout_s))
             self._open.callback(self._end_group)
@@ -118,10 +143,13 @@ class Session:
             if self._checkpoints is not None:
                 self._checkpoints.close(failed=error is not None)
             if error is not None:
-                self._annotate(error)
+                annotate(error, self.plan, self._rank, self._engine)
+                end_with_code(error)
                 return
             self._failed = False
-            if self.world_size > 1:
+            if self._survivor is not None:
+                finish(self._survivor)
+            elif self._world_size > 1:
                 # a group that goes while another rank still receives fails that rank
                 dist.barrier(device_ids=[self.device.index] if self.device.type == "cuda" else None)
             for engine in self._engines:
@@ -186,31 +214,35 @@ class Session:
         if not self._entered:
             raise UsageError("a session starts with its `with` block: with arachne.Session() as session: ...")
         recipe = Recipe(
-            optimizer=optimizer,
-            loss=loss,
-            inputs=inputs,
-            clip_norm=clip_norm,
-            lr_schedule=lr_schedule,
-            num_items=num_items,
-            seed=seed,
-            dtype=dtype,
-            precision=Precision.of(precision),
-            accumulate=accumulate,
-            compile=compile,
-            stochastic=stochastic,
-        )
-        parts = model if isinstance(model, ModelParts) else ModelParts.of(model)
-        plan = self.plan if self.plan and not self._is_planless else lone_plan(parts.num_blocks)
-        self.plan = plan
-        records, on_step = self._hooks(plan, self.rank)
-        self._engine = Engine(
-            plan, parts, recipe,
-            device=self.device, recorder=records, on_step=on_step, overlap=overlap, noise=noise,
+            optimizer=optimizer, loss=loss, inputs=inputs, clip_norm=clip_norm, lr_schedule=lr_schedule,
+            num_items=num_items, seed=seed, dtype=dtype, precision=Precision.of(precision),
+            accumulate=accumulate, compile=compile, stochastic=stochastic,
         )  # fmt: skip
+        parts = model if isinstance(model, ModelParts) else ModelParts.of(model)
+        make = EngineMaker(
+            parts=parts, recipe=recipe, device=self.device, hooks=self._hooks, overlap=overlap, noise=noise
+        )
+        if self._elastic is not None:
+            return self._join(self._elastic, make)
+        self.plan = self.plan if self.plan and not self._is_planless else lone_plan(parts.num_blocks)
+        self._engine = make(self.plan, self._rank)
         self._engines.append(self._engine)
-        self._changes = PlanChanges(self._engine, rank_order(plan), self._hooks)
+        self._changes = PlanChanges(self._engine, rank_order(self.plan), self._hooks)
         self._changes.listeners.append(self._follow)
         return self._engine
+
+    def _join(self, elastic: Elastic, make: EngineMaker) -> Engine:
+        """Wait for a plan that uses this device; the state is the others', where they have any."""
+        if self._survivor is not None:
+            raise UsageError("an elastic job moves the state of one engine; call session.engine(...) once")
+        self._survivor = survivor_of(elastic, make, self._feeds, timeout_s=self._timeout_s, until=self._open)
+        self._survivor.on_entered = self._entered_generation
+        self._engine = self._survivor.join()
+        self._engine.on_applied.append(self._feeds.after_step)
+        return self._engine
+
+    def _entered_generation(self, record: Record, rank: int) -> None:
+        self.plan, self._rank, self._world_size = record.plan, rank, len(record.members)
 
     def replan(self, plan: Plan | Path | str) -> PlanChange:
         """Go on by another plan, in the same processes, from the state that they have now.
@@ -244,29 +276,22 @@ class Session:
 
     def on_replan(self, tell: Callable[[PlanChange], None]) -> None:
         """Call ``tell`` on this rank after every change of plan, between two steps."""
-        self._change().listeners.append(tell)
+        listeners = self._survivor.listeners if self._survivor is not None else self._change().listeners
+        listeners.append(tell)
 
     def _follow(self, change: PlanChange) -> None:
         self.plan = change.new
 
     def _change(self) -> PlanChanges:
+        if self._elastic is not None:
+            raise UsageError(
+                "in an elastic job the coordinator plans; run without --elastic to do it yourself"
+            )
         if self._changes is None or len(self._engines) > 1:
             raise UsageError(
                 f"a session changes the plan of its one engine, but this one has made {len(self._engines)}"
             )
         return self._changes
-
-    def _hooks(self, plan: Plan, rank: int) -> tuple[Records, Callable[[StepReport], None] | None]:
-        """What the engine tells its times to, and what writes scalars of each step."""
-        records: Records = Silence()
-        if self._trace is not None:
-            recorder = Recorder(self._trace, rank=rank, plan=plan, device=self.device)
-            records = self._open.enter_context(recorder)
-        if self._tensorboard is None:
-            return records, None
-        board = Board(self._tensorboard, rank=rank, plan=plan, device=self.device, records=records)
-        self._open.callback(board.close)
-        return board, board.write
 
     def checkpoints(
         self,
@@ -300,10 +325,15 @@ class Session:
         policy = Policy(
             folder=Path(folder), every=every, keep=keep, background=background, timeout_s=self._timeout_s
         )
-        self._checkpoints, found = Checkpoints.open(policy, self._engine, self._feeds.positions)
-        self._feeds.go_on(found)
+        if self._survivor is not None and self._survivor.has_joined:
+            self._checkpoints = Checkpoints.join(policy, self._engine, self._feeds.positions)
+        else:
+            self._checkpoints, found = Checkpoints.open(policy, self._engine, self._feeds.positions)
+            self._feeds.go_on(found)
+        if self._survivor is None:  # else they are told of each step already
+            self._engine.on_applied.append(self._feeds.after_step)
         # before a change of plan, whose listeners may save too
-        self._engine.after_step[:0] = [self._feeds.after_step, self._checkpoints.after_step]
+        self._engine.after_step.insert(0, self._checkpoints.after_step)
         return self._checkpoints
 
     def batches(
@@ -352,47 +382,16 @@ class Session:
             raise UsageError(
                 "which rows this rank needs depends on its stage: call session.engine(...) before"
             )
-        refuse_no_integers(
-            global_batch=global_batch, seed=seed, epochs=epochs, start=start, num_workers=num_workers
-        )
-        plan = self._engine.plan
-        if plan.devices != (LONE_DEVICE,) and global_batch != plan.global_batch:
-            raise UsageError(
-                f"global_batch={global_batch}, but the plan is for {plan.global_batch}; pass "
-                f"global_batch={plan.global_batch}, or plan again with --global-batch {global_batch}"
-            )
-        order = GlobalOrder(
-            num_samples=num_samples_of(dataset),
-            global_batch=global_batch,
-            seed=seed,
-            drop_last=drop_last,
-            shuffle=shuffle,
-        )
-        steps = epochs * order.steps_per_epoch
-        if not 0 <= start <= steps:
-            raise UsageError(f"start={start} is not within the {steps} steps of {epochs} epochs")
         settings = LoaderSettings(
-            collate_fn=collate_fn,
-            num_workers=num_workers,
-            pin_memory=self.device.type == "cuda",
+            collate_fn=collate_fn, num_workers=num_workers, pin_memory=self.device.type == "cuda",
             exact=not self._engine.recipe.stochastic,
-        )
-        feed, done = self._feeds.open(dataset, order, settings)
-        rest = range(min(max(start, done), steps), steps)
-        return loaded_by_plan(self._engine, feed, rest)
+        )  # fmt: skip
+        return batches_of(
+            self._engine, self._feeds, dataset, global_batch, settings,
+            seed=seed, epochs=epochs, start=start, drop_last=drop_last, shuffle=shuffle,
+        )  # fmt: skip
 
     def print(self, *values: object) -> None:
-        """Print on rank 0 only, at once."""
-        if self.rank == 0:
+        """Print on rank 0 only, at once; in an elastic job without an engine yet, on every rank."""
+        if self._rank == 0:
             print(*values, flush=True)
-
-    def _annotate(self, error: BaseException) -> None:
-        """Say which rank an error leaves, unless the engine has said so."""
-        if self.plan is None or any(note.startswith("rank ") for note in getattr(error, "__notes__", ())):
-            return
-        place = self._engine.places[0] if self._engine is not None else places_of(self.plan, self.rank)[0]
-        first, stop = holding(self.plan, place)[1].layers
-        error.add_note(
-            f"rank {self.rank} of {self.world_size} ({place.device}), stage {place.stage} of pipeline "
-            f"{place.pipeline}, blocks {first}:{stop}"
-        )

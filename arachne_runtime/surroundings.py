@@ -4,7 +4,8 @@ No other file of the runtime reads what a launcher sets.
 """
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 
 import torch
@@ -22,6 +23,58 @@ ANY_BATCH = 2**31 - 1
 """Global batch of the plan of a lone process: it takes a batch of any number of rows, whole."""
 
 
+LEFT_OUT_CODE = os.EX_TEMPFAIL
+"""Exit code of a process that an elastic job goes on without: start a fresh one, which may join."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Elastic:
+    """What a process of an elastic job is told by the agent of its node; rank and plan come in a record."""
+
+    device: str
+    coordinator: tuple[str, int]
+    store: tuple[str, int]
+    """Where process groups meet."""
+    token: str = field(repr=False)
+    member_descriptor: int | None
+    """To which it writes its incarnation."""
+
+    @classmethod
+    def here(cls) -> "Elastic | None":
+        """From the variables of the agent; None where the job is not elastic."""
+        if (coordinator := os.environ.get("ARACHNE_COORDINATOR")) is None:
+            return None
+        missing = [name for name in _ELASTIC if name not in os.environ]
+        if missing:
+            raise UnsupportedEnvironmentError(
+                f"ARACHNE_COORDINATOR is set, but not {', '.join(missing)}; start with `arachne run "
+                "--elastic`"
+            )
+        descriptor = os.environ.get("ARACHNE_MEMBER_FD")
+        return cls(
+            device=os.environ["ARACHNE_DEVICE"],
+            coordinator=_address(coordinator),
+            store=_address(os.environ["ARACHNE_STORE"]),
+            token=_token(int(os.environ["ARACHNE_TOKEN_FD"])),
+            member_descriptor=None if descriptor is None else int(descriptor),
+        )
+
+
+_ELASTIC = ("ARACHNE_DEVICE", "ARACHNE_STORE", "ARACHNE_TOKEN_FD")
+
+
+@lru_cache
+def _token(descriptor: int) -> str:
+    """It is there to be read once."""
+    with os.fdopen(descriptor) as pipe:
+        return pipe.read().strip()
+
+
+def _address(text: str) -> tuple[str, int]:
+    host, _, port = text.rpartition(":")
+    return host, int(port)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Surroundings:
     """What the launcher told this process."""
@@ -31,6 +84,7 @@ class Surroundings:
     plan: Path | None
     trace: Path | None
     tensorboard: Path | None
+    elastic: Elastic | None = None
 
     @classmethod
     def here(cls) -> "Surroundings":
@@ -42,6 +96,7 @@ class Surroundings:
             plan=_path(os.environ.get("ARACHNE_PLAN")),
             trace=_path(os.environ.get("ARACHNE_TRACE")),
             tensorboard=_path(os.environ.get("ARACHNE_TENSORBOARD")),
+            elastic=None if joined else Elastic.here(),
         )
 
 
@@ -61,6 +116,12 @@ def find_plan(asked: Plan | Path | str | None, around: Surroundings) -> Plan | N
     """The script's plan, or the launcher's; UsageError where both speak and differ."""
     if not isinstance(asked, Plan | Path | str | None):
         raise UsageError(f"a plan is a Plan or the name of its file, not {type(asked).__name__}")
+    if around.elastic is not None:
+        if asked is not None:
+            raise UsageError(
+                "the plan of an elastic job is its coordinator's; use arachne.Session() without one"
+            )
+        return None
     mine = asked if isinstance(asked, Plan) or asked is None else read_plan(Path(asked))
     launched = read_plan(around.plan) if around.plan is not None else None
     if mine is not None and launched is not None and mine != launched:
@@ -94,6 +155,35 @@ def _device_of(asked: torch.device | str) -> torch.device:
         raise UsageError(
             f"device={asked!r} is no device of torch; give 'cpu' or 'cuda:0', or leave it out"
         ) from None
+
+
+def plan_and_device(
+    plan: Plan | Path | str | None, device: torch.device | str | None, around: Surroundings
+) -> tuple[Plan | None, torch.device]:
+    """What a session begins with, from what its script says.
+
+    Raises:
+        UsageError: The script and the launcher say different things; a number of processes that is not the
+            plan's.
+        UnsupportedEnvironmentError: The device is not there, or not for an elastic job.
+
+    """
+    found = find_plan(plan, around)
+    if around.elastic is not None:
+        return found, choose_elastic_device(device)
+    refuse_world(found, around.world_size)
+    return found, choose_device(device, found, around.rank)
+
+
+def choose_elastic_device(asked: torch.device | str | None) -> torch.device:
+    """The CPU: groups of another backend than gloo cannot be broken yet. UnsupportedEnvironmentError else."""
+    device = _device_of(asked) if asked is not None else torch.device("cpu")
+    if device.type != "cpu" or (asked is None and torch.cuda.is_available()):
+        raise UnsupportedEnvironmentError(
+            "an elastic job computes on CPUs yet, over gloo; pass Session(device='cpu'), or run without "
+            "--elastic"
+        )
+    return device
 
 
 def choose_device(asked: torch.device | str | None, plan: Plan | None, rank: int) -> torch.device:

@@ -23,13 +23,13 @@ TOKEN = new_token()
 class Coordinator:
     """The process of this module, which may be killed and started again on its port."""
 
-    def __init__(self, folder: Path, devices: tuple[str, ...]) -> None:
-        self.folder, self.port, self.devices = folder, 0, devices
+    def __init__(self, folder: Path, devices: tuple[str, ...], module: str = __name__) -> None:
+        self.folder, self.port, self.devices, self.module = folder, 0, devices, module
         self.start()
 
     def start(self) -> None:
         words = (str(self.folder / "journal"), str(self.port), TOKEN, *self.devices)
-        command = [sys.executable, "-m", __name__, *words]
+        command = [sys.executable, "-m", self.module, *words]
         with (self.folder / "log").open("a") as log:
             self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True)
         self.port = int(self.process.stdout.readline())

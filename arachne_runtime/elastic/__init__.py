@@ -1,1 +1,1 @@
-"""A rank that outlives others: it leaves a generation, follows the next record, and repeats what was cut short."""
+"""A rank that outlives others: it follows the next record, and repeats what was cut short."""

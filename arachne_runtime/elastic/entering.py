@@ -1,19 +1,17 @@
 """Enters the generation of a record: forms its world, brings the state, and makes the engine of its plan."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
-import torch
 from torch._C._distributed_c10d import Store
 
 from ..engine import Engine
 from ..errors import UnsupportedPlanError
+from ..making import EngineMaker
 from ..measure.together import Together
 from ..membership.messages import Member, Record
 from ..membership.watch import Watch, form_world, leave_world, limit_waits
 from ..model.parameters import Values
 from ..plan.cluster import node_of
-from ..plan.order import Summed
 from ..plan.plan import Plan
 from ..plan.zero import zero_groups
 from ..state.bring import bring
@@ -26,8 +24,6 @@ from ..units import Seconds
 
 FORM_S: Seconds = 10.0
 """Of one group: nothing breaks it as it forms, so a death in that moment costs so long."""
-MakeEngine = Callable[[Plan, int, Values | None], Engine]
-"""From a plan, this process's rank in it, and what gives the parameters, to its engine."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,10 +71,8 @@ class Entering:
     store: Store
     """Where groups meet."""
     watch: Watch
-    make: MakeEngine
-    summed: Summed
+    make: EngineMaker
     feeds: Feeds
-    device: torch.device
     timeout_s: Seconds
     """How long an operation may wait."""
     form_s: Seconds = FORM_S
@@ -114,7 +108,7 @@ class Entering:
         change = replan(
             old,
             lambda values: self._made(record, rank, values),
-            Together.of_default_group(self.device),
+            Together.of_default_group(self.make.device),
             lambda process: node_of(record.members[process].device),
         )
         return Entry(rank, change.engine, change)
@@ -126,9 +120,9 @@ class Entering:
         brought = bring(
             old,
             record.plan,
-            self.summed,
+            self.make.parts.summed(),
             range(len(record.members)),
-            Together.of_default_group(self.device),
+            Together.of_default_group(self.make.device),
             lambda process: node_of(all_of_them[process].device),
         )
         self.watch.release()
@@ -143,7 +137,7 @@ class Entering:
         self.watch.guard(generation, [world])
 
     def _made(self, record: Record, rank: int, values: Values | None) -> Engine:
-        engine = self.make(record.plan, rank, values)
+        engine = self.make(record.plan, rank, values, form_s=self.form_s)
         if groups := engine.every_group():
             limit_waits(groups, self.timeout_s)
             self.watch.guard(record.generation, groups)

@@ -16,7 +16,7 @@ _MARKS = (
 
 
 def is_lost_peer(error: BaseException) -> bool:
-    """Whether an error of torch comes from a connection; what users raise as RuntimeError has no such words."""
+    """Whether an error of torch comes from a connection; a user's RuntimeError has no such words."""
     if isinstance(error, ArachneError) or not isinstance(error, RuntimeError):
         return False
     return isinstance(error, dist.DistError) or any(mark in str(error) for mark in _MARKS)

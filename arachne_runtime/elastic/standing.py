@@ -1,4 +1,4 @@
-"""Where an engine stands as its generation ends, in the words of the commit rule, and what it does about it."""
+"""Where an engine stands as its generation ends, in the words of the commit rule, and what follows."""
 
 import math
 
@@ -14,9 +14,7 @@ def report_of(engine: Engine) -> Report:
     if opened is None:
         return Report(applied=engine.num_steps, entered=engine.num_steps)
     entered = max(engine.num_steps, opened.number + 1)
-    return Report(
-        applied=engine.num_steps, entered=entered, held=opened.generation, flags=_flags_of(opened)
-    )
+    return Report(applied=engine.num_steps, entered=entered, held=opened.generation, flags=_flags_of(opened))
 
 
 def _flags_of(opened: OpenStep) -> Flags | None:
@@ -47,6 +45,6 @@ def obey(engine: Engine, decision: Decision, start: StepStart | None) -> None:
             start.give_back()
     if engine.num_steps != done:
         raise StatesDifferError(
-            f"the job goes on behind step {done}, this rank has done {engine.num_steps}; start the job again, "
-            "from its checkpoint"
+            f"the job goes on behind step {done}, this rank has done {engine.num_steps}; start the job "
+            "again, from its checkpoint"
         )

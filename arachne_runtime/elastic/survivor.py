@@ -38,7 +38,7 @@ T = TypeVar("T")
 
 @dataclass(slots=True)
 class Survivor:
-    """This rank's part in a job that outlives its ranks; ``join`` makes its engine, which it then serves."""
+    """One rank in a job that outlives its ranks; ``join`` makes its engine, which it then serves."""
 
     client: MemberClient
     watch: Watch
@@ -55,6 +55,8 @@ class Survivor:
     """Of the step that this rank is in, or was in last."""
     _left_s: Seconds = 0.0
     """When the last generation was left."""
+    has_joined: bool = False
+    """Whether the job was in training when this process came."""
     _has_stepped: bool = False
 
     def join(self) -> Engine:
@@ -67,8 +69,7 @@ class Survivor:
 
         """
         self._enter()
-        engine = self._engine()
-        return engine
+        return self._engine()
 
     def step(self, engine: Engine, batch: Any) -> StepReport:
         """As ``Engine.step``; in the next generation the same step, if it was not applied."""
@@ -98,7 +99,7 @@ class Survivor:
             UsageError: On a process that joined and has not trained yet: the others are elsewhere.
 
         """
-        if engine.num_steps and not self._has_stepped:
+        if self.has_joined and not self._has_stepped:
             raise UsageError(
                 "this process joined a running job, whose other ranks do not evaluate now; in an elastic job "
                 "evaluate in the loop over session.batches(...), behind a step"
@@ -195,9 +196,10 @@ class Survivor:
                 f"generation {record.generation} does without {self.client.member.device}: {record.why}"
             )
         before, self._record, self.generation = self._record, record, record.generation
-        joined = self.engine is None
+        comes = self.engine is None
         self.engine = entry.commit(self.engine)
-        if joined:
+        if comes:
+            self.has_joined = record.source is not None
             self.engine.survival = self
             self.engine.wants_change = lambda: isinstance(self.client.stop, ChangeWanted)
             self.entering.feeds.go_on(entry.feeds)

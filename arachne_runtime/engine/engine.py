@@ -103,9 +103,7 @@ class Engine:
         self._summed = parts.summed()
         self.forms = self._summed.forms
         """Of the parameters of each block, whole."""
-        self._mesh = Mesh.form(
-            plan, self._summed, self.places[0].rank, device, processes, timeout_s=form_s
-        )
+        self._mesh = Mesh.form(plan, self._summed, self.places[0].rank, device, processes, timeout_s=form_s)
         with ExitStack() as undo:
             undo.callback(self._mesh.close)
             built = Built.of(

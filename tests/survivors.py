@@ -1,0 +1,295 @@
+"""A script of an elastic job on real engines, and a job of such processes that a test disturbs."""
+
+import multiprocessing
+import os
+import queue
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from multiprocessing import connection
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+import arachne_runtime as arachne
+from arachne_runtime.engine import Engine
+from arachne_runtime.engine import engine as engine_module
+from arachne_runtime.engine.bucket import Bucket
+from arachne_runtime.engine.courier import Courier
+from arachne_runtime.membership.client import AgentClient
+from arachne_runtime.membership.messages import Member
+from arachne_runtime.model import tensor_parallel
+from arachne_runtime.plan.plan import Pipeline, Plan, Replica, Stage
+
+from .coordinator_process import TOKEN
+from .survivors_coordinator import Planned
+
+ROWS, WIDTH, VOCABULARY, SEQUENCE = 12, 8, 13, 4
+STEPS = 16
+BLOCKS = 5
+
+
+class Layer(nn.Module):
+    """A residual MLP whose inner width can be shared out."""
+
+    def __init__(self, inner: int) -> None:
+        super().__init__()
+        self.norm, self.up, self.down = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, inner), nn.Linear(inner, WIDTH)
+        self.register_buffer("seen", torch.zeros(()))
+
+    def forward(self, x_BSD: torch.Tensor) -> torch.Tensor:
+        return x_BSD + self.down(torch.tanh(self.up(self.norm(x_BSD))))
+
+
+@arachne.pipelined(
+    first="embed", blocks="layers", last="head", tensor_parallel={"up": "colwise", "down": "rowwise"}
+)
+class Model(nn.Module):
+    """Tokens to logits."""
+
+    def __init__(self, inner: int = 12) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(VOCABULARY, WIDTH)
+        self.layers = nn.ModuleList(Layer(inner) for _ in range(BLOCKS - 2))
+        self.head = nn.Linear(WIDTH, VOCABULARY)
+
+    def forward(self, tokens_BS: torch.Tensor) -> torch.Tensor:
+        x = self.embed(tokens_BS)
+        for layer in self.layers:
+            x = layer(x)
+        return self.head(x)
+
+
+class Tokens(torch.utils.data.Dataset):
+    """Of each sample, by its number."""
+
+    def __init__(self, num_samples: int) -> None:
+        self.num_samples = num_samples
+
+    def __len__(self) -> int:
+        return self.num_samples
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return torch.randint(0, VOCABULARY, (SEQUENCE,), generator=torch.Generator().manual_seed(index))
+
+
+def loss(logits_BSV: torch.Tensor, tokens_BS: torch.Tensor) -> torch.Tensor:
+    return nn.functional.cross_entropy(logits_BSV[:, :-1].flatten(0, 1), tokens_BS[:, 1:].flatten())
+
+
+def stage(layers: tuple[int, int], *replicas: tuple) -> Stage:
+    """Replicas: (share, devices)."""
+    found = tuple(Replica(devices=tuple(devices), share=share) for share, *devices in replicas)
+    return Stage(layers=layers, replicas=found)
+
+
+def plan_of(*pipelines: tuple) -> Plan:
+    """Pipelines: (micro-batches, stages)."""
+    made = tuple(
+        Pipeline(micro_batches=count, micro_batch=sum(stages[0].shares), stages=tuple(stages))
+        for count, *stages in pipelines
+    )
+    return Plan(model="tiny", global_batch=ROWS, sequence=SEQUENCE, pipelines=made)
+
+
+class Fault(NamedTuple):
+    """What happens to a process in a step of its engine."""
+
+    step: int = -1
+    """Steps done before it; -1: never."""
+    where: str = "sums"
+    signal: int = signal.SIGKILL
+    joined_at: int = -1
+    """The step before which it waits for a joiner."""
+
+
+UNHARMED = Fault()
+PLACES = {
+    "exchange": (tensor_parallel, "collective"),
+    "message": (Courier, "take"),
+    "sums": (Bucket, "start"),
+    "figures": (engine_module, "added"),
+    "word": (engine_module, "committed"),
+    "update": (Engine, "_update"),
+    "applied": (Engine, "_report"),
+}
+
+
+def set_trap(fault: Fault, told) -> None:
+    """The process ends, or stops, as it comes to the place in the step."""
+    owner, name = PLACES[fault.where]
+    function, engines = getattr(owner, name), []
+    once, reduced = [True], Engine._reduced
+
+    def entered(engine, *words):
+        engines[:] = [engine]
+        return reduced(engine, *words)
+
+    def trapped(*words, **options):
+        if engines and engines[0].num_steps - (fault.where == "applied") == fault.step and once:
+            once.clear()
+            told.send(("fault", time.monotonic()))
+            os.kill(os.getpid(), fault.signal)
+        return function(*words, **options)
+
+    Engine._reduced = entered
+    setattr(owner, name, trapped)
+
+
+def environment(
+    device: str, coordinator: tuple[str, int], token: str, store_port: int, told
+) -> dict[str, str]:
+    """What an agent sets, and its two pipes."""
+    secret, writer = os.pipe()
+    os.write(writer, token.encode())
+    os.close(writer)
+    named, name = os.pipe()
+
+    def tell() -> None:
+        with os.fdopen(named) as pipe:
+            told.send(("member", pipe.read().strip()))
+
+    threading.Thread(target=tell, daemon=True).start()
+    return {
+        "ARACHNE_DEVICE": device,
+        "ARACHNE_COORDINATOR": f"{coordinator[0]}:{coordinator[1]}",
+        "ARACHNE_STORE": f"127.0.0.1:{store_port}",
+        "ARACHNE_TOKEN_FD": str(secret),
+        "ARACHNE_MEMBER_FD": str(name),
+    }
+
+
+class Told(NamedTuple):
+    """What a process says at its end."""
+
+    losses: dict[int, float]
+    steps: list[tuple[int, float]]
+    """Each step that it finished, and when."""
+    changes: list[tuple[int, int, float]]
+    """Of each change: step, bytes moved, pause."""
+    evaluation: float
+
+
+def train(session: arachne.Session, num_steps: int, inner: int = 12, each_step=lambda step: None) -> Told:
+    """The script, which knows nothing of what happens."""
+    losses, steps, changes = {}, [], []
+    engine = session.engine(
+        lambda: Model(inner).double(), optimizer=lambda p: torch.optim.AdamW(p, lr=0.01), loss=loss
+    )
+    if session.world_size > 1:
+        session.on_replan(lambda change: changes.append((change.step, change.moved_bytes, change.seconds)))
+    data = Tokens(ROWS * num_steps)
+    for batch in session.batches(data, global_batch=ROWS, seed=3):
+        each_step(engine)
+        report = engine.step(batch)
+        losses[report.step] = report.loss
+        steps.append((report.step, time.monotonic()))
+    checked = session.batches(Tokens(2 * ROWS), global_batch=ROWS, shuffle=False)
+    return Told(losses, steps, changes, engine.evaluate(checked).loss)
+
+
+def live(told, device, coordinator, token, store_port, num_steps, fault, inner) -> None:
+    """The process of one device."""
+    torch.set_num_threads(1)
+    os.environ.update(environment(device, coordinator, token, store_port, told))
+    if fault.step >= 0:
+        set_trap(fault, told)
+
+    def each_step(engine) -> None:
+        if engine.num_steps == fault.joined_at:
+            told.send(("waits", time.monotonic()))
+            engine.survival.client.wait_stop(60)
+
+    with arachne.Session(timeout_s=60) as session:
+        answer = train(session, num_steps, inner, each_step)
+    told.send(("end", answer))
+
+
+def undisturbed(num_steps: int = STEPS, inner: int = 12) -> Told:
+    """One process."""
+    with arachne.Session() as session:
+        return train(session, num_steps, inner)
+
+
+class Job:
+    """The processes of node a, their coordinator, and this process as their agent and host of the store."""
+
+    def __init__(self, folder: Path, plans: tuple[Plan, ...], num_steps: int, inner: int) -> None:
+        self.num_steps, self.inner = num_steps, inner
+        self.coordinator = Planned(folder, plans)
+        self.store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        self.agent = AgentClient(self.coordinator.address, TOKEN, "a")
+        self.context = multiprocessing.get_context("forkserver")
+        self.context.set_forkserver_preload(["torch.distributed", "torch._dynamo", "arachne_runtime.session"])
+        self.processes, self.pipes, self.words, self.threads, self.members = {}, {}, {}, [], {}
+
+    def start(self, device: str, fault: Fault = UNHARMED) -> None:
+        ours, theirs = self.context.Pipe()
+        words = (
+            theirs, device, self.coordinator.address, TOKEN, self.store.port, self.num_steps, fault,
+            self.inner,
+        )  # fmt: skip
+        process = self.context.Process(target=live, args=words)
+        process.start()
+        theirs.close()
+        self.processes[device], self.pipes[device] = process, ours
+        self.words[device] = queue.Queue()
+        watching = threading.Thread(target=self._watch, args=(device, process, ours, self.words[device]))
+        watching.start()
+        self.threads.append(watching)
+
+    def _watch(self, device, process, pipe, words) -> None:
+        """As an agent does: it tells of an exit at once."""
+        with suppress(EOFError, OSError):
+            while True:
+                kind, what = pipe.recv()
+                if kind == "member":
+                    self.members[device] = Member(device=device, incarnation=what)
+                words.put((kind, what))
+        connection.wait([process.sentinel])
+        process.join()
+        if device in self.members:
+            self.agent.exited(self.members[device], process.exitcode)
+        words.put(("exit", process.exitcode))
+
+    def hear(self, device: str, kind: str, timeout_s: float = 90):
+        """What a process says of that kind."""
+        end = time.monotonic() + timeout_s
+        while True:
+            try:
+                said, what = self.words[device].get(timeout=max(0.1, end - time.monotonic()))
+            except queue.Empty:
+                raise AssertionError(f"{device} says no {kind!r}\n{self.coordinator.log}") from None
+            if said == kind:
+                return what
+            assert said != "exit" or kind == "exit", f"{device} exited with {what}\n{self.coordinator.log}"
+
+    def close(self) -> None:
+        for process in self.processes.values():
+            process.kill()
+            process.join()
+        for thread in self.threads:
+            thread.join()
+        for pipe in self.pipes.values():
+            pipe.close()
+        self.agent.close()
+        self.coordinator.kill()
+
+
+@contextmanager
+def job(
+    folder: Path, plans: tuple[Plan, ...], faults: dict[str, Fault], num_steps: int = STEPS, inner: int = 12
+) -> Iterator[Job]:
+    """The devices of the first plan in training; ``faults`` by device."""
+    found = Job(folder, plans, num_steps, inner)
+    try:
+        for device in plans[0].devices:
+            found.start(device, faults.get(device, UNHARMED))
+        yield found
+    finally:
+        found.close()
