@@ -1,7 +1,9 @@
 """A model of ranks that train, fail, freeze, report and go on, for exhaustive exploration of the commit rule.
 
 A failed rank may be dead, or only cut off and still acting in its old generation: a dead rank is one that
-never acts again. Ranks are alike, so a state is a sorted tuple of them.
+never acts again. Joiners come at any time, get their state from a holder, and hold it once their generation
+is completed; a failure before that leaves a generation that never is. The ranks stop for a joiner wherever
+they are, which is more than a planned change does. Ranks are alike, so a state is a sorted tuple of them.
 """
 
 from collections.abc import Callable, Iterator
@@ -41,7 +43,10 @@ class Rank(NamedTuple):
     held: int = -1  # generation of the gradients of `entered`, -1: none
     generation: int = 0
     started: int = 0  # last step whose part 1 it began in its generation; 0: none
-    member_until: int = 0  # the last generation it is in; without joiners members only go
+    member_until: int = 0  # the last generation it is in; -1: a joiner that waits for its first
+    since: int = 0  # its first generation
+    holds: bool = True  # state of the last completed generation
+    got: bool = False  # a copy of it, in a generation that is not completed yet
     report: Report | None = None
     told: Told | None = None  # while TOLD: what it has seen, which may be older than the newest record
 
@@ -54,7 +59,7 @@ class Rank(NamedTuple):
         told = (
             () if self.told is None else (self.told.apply, -1 if self.told.step is None else self.told.step)
         )
-        return (*self[:8], reported, told)
+        return (*self[:11], reported, told)
 
 
 class State(NamedTuple):
@@ -63,6 +68,8 @@ class State(NamedTuple):
     told: Told | None
     committed: tuple[int, ...]  # by step: generation of the gradients that were applied, -1: none yet
     failures: int
+    completed: int = 0  # the last generation whose members were all ready
+    joins: int = 0
 
 
 def real_rule(reports: list[Report]) -> Told:
@@ -92,6 +99,9 @@ class Model(NamedTuple):
     rule: Rule = real_rule
     freezes_first: bool = True
     lost_may_act: bool = True
+    num_joins: int = 0
+    hears_joiners: bool = False  # a wrong rule: it decides over those too that hold nothing yet
+    trains_at_once: bool = False  # another: before all members of the generation are ready
 
     def explore(self) -> int:
         """Number of states, all of them visited; raises ViolationError."""
@@ -100,7 +110,8 @@ class Model(NamedTuple):
         while todo:
             state = todo.pop()
             own, others = self.moves(state)
-            if not own and any(not r.lost and r.applied < self.num_steps for r in state.ranks):
+            goes_on = [rank for rank in state.ranks if not rank.lost and rank.holds]
+            if not own and any(rank.applied < self.num_steps for rank in goes_on):
                 raise ViolationError(f"nobody can go on: {state}")
             for following in own + others:
                 if following not in seen:
@@ -110,8 +121,8 @@ class Model(NamedTuple):
 
     def moves(self, state: State) -> tuple[list[State], list[State]]:
         """What survivors and the coordinator can do, and what failing and failed ranks can."""
-        own = list(self.publish(state))
-        others = []
+        own = [*self.publish(state), *self.complete(state)]
+        others = list(self.join(state))
         for rank in set(state.ranks):
             if rank.lost and not self.lost_may_act:
                 continue
@@ -136,6 +147,8 @@ class Model(NamedTuple):
     def trains(self, state: State, rank: Rank, team: list[Rank]) -> Iterator[tuple[Rank, tuple[int, ...]]]:
         here = [peer for peer in team if peer.generation == rank.generation]
         step = rank.applied + 1
+        if (state.completed < rank.generation and not self.trains_at_once) or not rank.holds:
+            return
         if rank.phase is Phase.IDLE and step <= self.num_steps:
             if rank.started == 0 and any(peer.started not in (0, step) for peer in here):
                 raise ViolationError("ranks of one generation start different steps")
@@ -150,8 +163,16 @@ class Model(NamedTuple):
 
     def recovers(self, state: State, rank: Rank, team: list[Rank]) -> Iterator[tuple[Rank, tuple[int, ...]]]:
         here = [peer for peer in team if peer.generation == rank.generation]
-        alarmed = any(peer.lost for peer in team) or any(peer.report for peer in here)
+        waits = any(peer.member_until < 0 and not peer.lost for peer in state.ranks)
+        alarmed = waits or any(peer.lost for peer in team) or any(peer.report for peer in here)
+        if rank.member_until < 0:
+            return
+        if not rank.holds:
+            yield from self.copies(state, rank, here, alarmed)
+            return
         if alarmed and rank.report is None:
+            if 0 < rank.since == rank.generation and rank.started == 0:  # has not heard that it is completed
+                yield rank._replace(report=NOTHING, holds=False, phase=Phase.FROZEN), state.committed
             if self.freezes_first:
                 frozen, committed = freeze(rank, state.committed)
                 yield frozen._replace(report=report_of(frozen)), committed
@@ -164,6 +185,42 @@ class Model(NamedTuple):
         if rank.phase is Phase.TOLD:
             yield act_on(rank, rank.told, state.committed)
 
+    def copies(
+        self, state: State, rank: Rank, here: list[Rank], alarmed: bool
+    ) -> Iterator[tuple[Rank, tuple[int, ...]]]:
+        """What a member without state does: a holder that has acted on the record gives it its own."""
+        if rank.report is None:
+            for peer in here:
+                if peer.holds and peer.phase is Phase.IDLE and peer.report is None and not rank.got:
+                    copy = rank._replace(got=True, applied=peer.applied, entered=peer.applied)
+                    yield copy, state.committed
+            if alarmed:
+                yield rank._replace(report=NOTHING), state.committed
+        elif rank.generation < state.generation <= rank.member_until:
+            yield (
+                rank._replace(generation=state.generation, report=None, got=False, applied=0, entered=0),
+                state.committed,
+            )
+
+    def join(self, state: State) -> Iterator[State]:
+        """A fresh process comes."""
+        if state.joins < self.num_joins:
+            joiner = Rank(phase=Phase.FROZEN, generation=-1, member_until=-1, holds=False)
+            ranks = sorted((*state.ranks, joiner), key=lambda rank: rank.key)
+            yield state._replace(ranks=tuple(ranks), joins=state.joins + 1)
+
+    def complete(self, state: State) -> Iterator[State]:
+        """All members have their parts, and those that got them hold them from now on."""
+        members = [rank for rank in state.ranks if rank.member_until == state.generation]
+        if state.completed == state.generation or not all(is_ready(rank, state) for rank in members):
+            return
+        ranks = [
+            rank._replace(holds=True, got=False, phase=Phase.IDLE) if rank in members and rank.got else rank
+            for rank in state.ranks
+        ]
+        ranks.sort(key=lambda rank: rank.key)
+        yield state._replace(ranks=tuple(ranks), completed=state.generation)
+
     def publish(self, state: State) -> Iterator[State]:
         """Once each member has reported or is removed; who failed after its report may be kept or not."""
         members = [rank for rank in state.ranks if rank.member_until == state.generation]
@@ -172,15 +229,31 @@ class Model(NamedTuple):
             return
         for keeps_lost in (True, False) if state.generation < self.num_failures else (False,):
             kept = [rank for rank in members if rank in ready and (keeps_lost or not rank.lost)]
-            if not kept or all(rank.lost for rank in kept):
+            holders = [rank for rank in kept if rank.holds]
+            if not holders or all(rank.lost for rank in kept):
                 continue
-            told = self.rule([rank.report for rank in kept])
-            ranks = [
-                rank._replace(member_until=state.generation + 1) if rank in kept else rank
-                for rank in state.ranks
-            ]
+            told = self.rule([rank.report for rank in (kept if self.hears_joiners else holders)])
+            ranks = [in_next(state, rank, rank in kept) for rank in state.ranks]
             ranks.sort(key=lambda rank: rank.key)
             yield state._replace(ranks=tuple(ranks), generation=state.generation + 1, told=told)
+
+
+NOTHING = Report(applied=0, entered=0)
+"""Of one that holds no state; no rule sees it."""
+
+
+def in_next(state: State, rank: Rank, kept: bool) -> Rank:
+    """A rank as the next generation begins; whoever waits for one is in it."""
+    following = state.generation + 1
+    if rank.member_until < 0 and not rank.lost:
+        return rank._replace(member_until=following, generation=following, since=following)
+    return rank._replace(member_until=following) if kept else rank
+
+
+def is_ready(rank: Rank, state: State) -> bool:
+    """Whether a member has acted on the newest record, and has its copy if it needs one."""
+    acted = rank.phase is Phase.IDLE if rank.holds else rank.got
+    return acted and rank.generation == state.generation and rank.report is None
 
 
 def in_part_2(rank: Rank, step: int) -> bool:

@@ -11,14 +11,37 @@ from .commit_model import Model, ViolationError, all_entered, anyone_completed, 
     ("ranks", "steps", "failures", "lost_may_act", "states"),
     [
         (4, 3, 2, False, 30_000),
-        (3, 3, 2, False, 8_000),
-        (3, 2, 1, True, 9_000),
-        (3, 1, 2, True, 60_000),
+        (3, 3, 2, False, 9_000),
+        (3, 2, 1, True, 7_000),
+        (3, 1, 2, True, 50_000),
     ],
 )
 def test_no_order_of_events_breaks_the_rule(ranks, steps, failures, lost_may_act, states):
     """Dead ranks never act again; ranks that are only cut off go on in their old generation."""
     assert Model(ranks, steps, failures, lost_may_act=lost_may_act).explore() > states
+
+
+@pytest.mark.parametrize(
+    ("ranks", "steps", "failures", "joins", "lost_may_act", "states"),
+    [
+        (2, 2, 2, 1, False, 50_000),
+        (3, 2, 1, 1, False, 25_000),
+        (2, 1, 1, 2, False, 10_000),
+        (2, 1, 1, 1, True, 7_000),
+    ],
+)
+def test_joiners_and_generations_that_are_never_completed_break_nothing(
+    ranks, steps, failures, joins, lost_may_act, states
+):
+    """Whether a joiner's own parts count is the coordinator's to say, and it may not have heard."""
+    model = Model(ranks, steps, failures, lost_may_act=lost_may_act, num_joins=joins)
+    assert model.explore() > states
+
+
+@pytest.mark.parametrize("wrong", ["hears_joiners", "trains_at_once"])
+def test_joiners_need_that_nobody_counts_or_trains_before_all_are_ready(wrong):
+    with pytest.raises((ViolationError, StatesDifferError)):
+        Model(2, 2, 1, lost_may_act=False, num_joins=1, **{wrong: True}).explore()
 
 
 @pytest.mark.parametrize(
