@@ -21,10 +21,12 @@ from arachne_runtime.engine import Engine
 from arachne_runtime.engine import engine as engine_module
 from arachne_runtime.engine.bucket import Bucket
 from arachne_runtime.engine.courier import Courier
-from arachne_runtime.membership.client import AgentClient
+from arachne_runtime.membership.client import AgentClient, MemberClient
 from arachne_runtime.membership.messages import Member
+from arachne_runtime.mesh import Mesh
 from arachne_runtime.model import tensor_parallel
 from arachne_runtime.plan.plan import Pipeline, Plan, Replica, Stage
+from arachne_runtime.state.carry import Carrier
 
 from .coordinator_process import TOKEN
 from .survivors_coordinator import Planned
@@ -117,6 +119,9 @@ PLACES = {
     "word": (engine_module, "committed"),
     "update": (Engine, "_update"),
     "applied": (Engine, "_report"),
+    "forming": (Mesh, "form"),
+    "carrying": (Carrier, "carry"),
+    "ready": (MemberClient, "ready"),
 }
 
 
@@ -205,8 +210,12 @@ def live(told, device, coordinator, token, store_port, num_steps, fault, inner) 
             told.send(("waits", time.monotonic()))
             engine.survival.client.wait_stop(60)
 
-    with arachne.Session(timeout_s=60) as session:
-        answer = train(session, num_steps, inner, each_step)
+    try:
+        with arachne.Session(timeout_s=60) as session:
+            answer = train(session, num_steps, inner, each_step)
+    except Exception as error:
+        told.send(("error", str(error)))
+        raise
     told.send(("end", answer))
 
 
@@ -283,7 +292,12 @@ class Job:
 
 @contextmanager
 def job(
-    folder: Path, plans: tuple[Plan, ...], faults: dict[str, Fault], num_steps: int = STEPS, inner: int = 12
+    folder: Path,
+    plans: tuple[Plan, ...],
+    faults: dict[str, Fault],
+    *,
+    num_steps: int = STEPS,
+    inner: int = 12,
 ) -> Iterator[Job]:
     """The devices of the first plan in training; ``faults`` by device."""
     found = Job(folder, plans, num_steps, inner)

@@ -16,7 +16,7 @@ from .coordinator_process import Coordinator
 
 
 class Planned(Coordinator):
-    """Its first plan is what the job begins with; of the rest the first whose devices are there is taken."""
+    """It begins with the first plan's devices, and takes the plan of most devices of those that are there."""
 
     def __init__(self, folder: Path, plans: tuple[Plan, ...]) -> None:
         (folder / "plans").write_bytes(msgspec.json.encode(plans))
@@ -28,7 +28,11 @@ def main(journal: str, port: str, token: str, *devices: str) -> None:
     plans = msgspec.json.decode((Path(journal).parent / "plans").read_bytes(), type=tuple[Plan, ...])
 
     def plan_for(there: tuple[str, ...], running: Plan | None) -> Offer | None:
-        fits = next((plan for plan in plans if set(plan.devices) <= set(there)), None)
+        fits = max(
+            (plan for plan in plans if set(plan.devices) <= set(there)),
+            key=lambda plan: len(plan.devices),
+            default=None,
+        )
         return fits and Offer(plan=fits, samples_per_s=len(fits.devices), running_samples_per_s=1)
 
     settings = Settings(devices=devices)
