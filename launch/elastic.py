@@ -142,7 +142,7 @@ class ElasticRun:
         store = await Helper.start("the c10d store", module("launch.store", self._job.host), says_port=True)
         self._helpers["store"] = store
         self._store_port = await store.port()
-        await self._start_coordinator()
+        self._port = await (await self._coordinator()).port()
         token_file = self._folder / "token"
         write_secret(token_file, self._token.encode())
         address = (self._job.host, self._port)
@@ -188,7 +188,8 @@ class ElasticRun:
 
     # ---- what serves all nodes
 
-    async def _start_coordinator(self) -> None:
+    async def _coordinator(self) -> Helper:
+        """A process of it; the next ones listen at the port of the first."""
         duties = Duties(
             plan=self._job.plan,
             journal=str(self._folder / "journal"),
@@ -203,17 +204,16 @@ class ElasticRun:
             "the coordinator", module("launch.coordinating"), says_port=True, first=first
         )
         self._helpers["coordinator"] = found
-        self._port = await found.port()
+        return found
 
     async def _keep_coordinator(self) -> None:
-        patience = _Patience()
+        patience, helper = _Patience(), self._helpers["coordinator"]
         while True:
-            helper = self._helpers["coordinator"]
             await helper.listen(self._log.coordinator)
             pause_s = patience.after(helper, how := await helper.complaint())
             self._log.say(f"{how}; it goes on from its journal in {pause_s:g} s, ranks train on meanwhile")
             await asyncio.sleep(pause_s)
-            await self._start_coordinator()
+            helper = await self._coordinator()
 
     async def _guard_store(self, store: Helper) -> None:
         await store.listen(sys.stderr.write)

@@ -1,5 +1,6 @@
 """What a person follows of an elastic job in its terminal: one line for each event, with the time of day."""
 
+import re
 import sys
 import time
 
@@ -10,6 +11,8 @@ from .coordinator.actions import Entry
 
 _NOISE = (" ignored: ", "connection from ")
 """In lines of the coordinator that are no event: who was declared dead speaks on for a while."""
+_SOURCE_LINE = re.compile(r"\[/\S+:\d+\] ")
+"""Where in gloo's sources an error was found."""
 _STOPS = ("declared dead: ", ": freezing, ", ": changing, ")
 """In lines of the coordinator: from the first of them on the job stands still, or will."""
 
@@ -26,14 +29,15 @@ class EventLog:
 
     def say(self, text: str) -> None:
         """One event."""
-        print(f"[job {time.strftime('%H:%M:%S')}] {text}", file=sys.stderr, flush=True)
+        if not self.is_quiet:
+            print(f"[job {time.strftime('%H:%M:%S')}] {text}", file=sys.stderr, flush=True)
 
     def coordinator(self, line: str) -> None:
         """A line that the coordinator logged."""
         if self._since_s is None and any(words in line for words in _STOPS):
             self._since_s = time.monotonic()
-        if not self.is_quiet and not any(words in line for words in _NOISE):
-            self.say(line.rstrip())
+        if not any(words in line for words in _NOISE):
+            self.say(_SOURCE_LINE.sub("", line).rstrip())
 
     def entry(self, entry: Entry) -> None:
         """An entry of the journal."""
@@ -43,8 +47,7 @@ class EventLog:
             case Completed() if self._record is not None:
                 after = f", {time.monotonic() - self._since_s:.2f} s later" if self._since_s else ""
                 self._since_s = None
-                if not self.is_quiet:
-                    self.say(f"{_trains(self._record)}{after}{_decided(self._record)}")
+                self.say(f"{_trains(self._record)}{after}{_decided(self._record)}")
 
 
 def _trains(record: Record) -> str:
@@ -52,8 +55,9 @@ def _trains(record: Record) -> str:
 
 
 def _decided(record: Record) -> str:
-    decision = record.decision
-    if decision is None or not record.holders:
+    if not record.holders:
+        return "; nobody held its state: from a checkpoint, or anew" if record.generation > 1 else ""
+    if (decision := record.decision) is None:
         return ""
     done = "applied" if decision.verdict is Verdict.APPLY else "computed again"
     return f"; step {decision.step} {done}"
