@@ -43,9 +43,9 @@ from .holdings import (
     scalars,
     settle,
 )
-from .job import FeedPosition, JobState, RandomState, job_state, restore_job, restore_random
+from .job import JobState, Positions, RandomState, job_state, restore_job, restore_random
 from .ownership import parts_to_write
-from .parts import Part, copy_part, crossing, cut_out, numel_of
+from .parts import Part, copy_part, covers, crossing, cut_out, numel_of, whole
 
 MANIFEST = "manifest.json"
 POLL_S: Seconds = 0.01
@@ -102,7 +102,7 @@ class Manifest(Document, frozen=True, kw_only=True):
     job: JobState
     random: tuple[RandomState, ...]
     """Of each rank, or one where all are alike."""
-    feeds: tuple[FeedPosition | None, ...] = ()
+    feeds: Positions = ()
     """Of each call of ``session.batches``."""
 
 
@@ -120,12 +120,16 @@ class Snapshot:
     job: JobState
 
     @classmethod
-    def of(cls, engine: Engine, *, copies: bool) -> "Snapshot":
-        """Of what this rank owns, between two steps; without ``copies`` good until the next one begins."""
+    def of(cls, engine: Engine, *, copies: bool, everything: bool = False) -> "Snapshot":
+        """Of what this rank owns, between two steps; without ``copies`` good until the next one begins.
+
+        ``everything``: of all that it holds.
+        """
         found: dict[tuple[str, str], SavedTensor] = {}
         values: dict[str, Tensor] = {}
         rank = engine.places[0].rank
-        for held, part in parts_to_write(engine):
+        parts = ((each, each.part) for each in holdings(engine)) if everything else parts_to_write(engine)
+        for held, part in parts:
             entry = f"{len(values)} {held.name} {held.key}".rstrip()
             values[entry] = _on_host(cut_out(part, held.tensor, held.part), held.tensor, copies)
             known = found.setdefault((held.name, held.key), _saved(held))
@@ -150,7 +154,7 @@ class Snapshot:
             for saved in self.tensors
         )
         index = Index(rank=self.rank, file=file, tensors=tensors, scalars=self.scalars, job=self.job)
-        write_document(index, attempt / _index_name(self.rank))
+        write_document(index, attempt / index_name(self.rank))
 
 
 def commit(
@@ -158,7 +162,7 @@ def commit(
     final: Path,
     *,
     num_ranks: int,
-    positions: tuple[FeedPosition | None, ...],
+    positions: Positions,
     timeout_s: Seconds,
     is_stopped: Callable[[], bool] = lambda: False,
 ) -> bool:
@@ -168,7 +172,7 @@ def commit(
         UsageError: A rank's file did not come: the folder is not one that all ranks share, or it failed.
 
     """
-    names = [attempt / _index_name(rank) for rank in range(num_ranks)]
+    names = [attempt / index_name(rank) for rank in range(num_ranks)]
     end = time.monotonic() + timeout_s
     while missing := [path.name for path in names if not path.is_file()]:
         if is_stopped():
@@ -179,7 +183,7 @@ def commit(
                 "share this folder; give one on a file system that all nodes see"
             )
         time.sleep(POLL_S)
-    write_document(_joined([read_document(path, Index) for path in names], positions), attempt / MANIFEST)
+    write_document(joined([read_document(path, Index) for path in names], positions), attempt / MANIFEST)
     for path in names:
         path.unlink()
     sync(attempt)
@@ -241,11 +245,13 @@ def _saved(held: Holding) -> SavedTensor:
     )  # fmt: skip
 
 
-def _index_name(rank: int) -> str:
+def index_name(rank: int) -> str:
+    """Of the file that says what a rank wrote."""
     return f"rank-{rank:05d}.json"
 
 
-def _joined(indices: Sequence[Index], feeds: tuple[FeedPosition | None, ...]) -> Manifest:
+def joined(indices: Sequence[Index], feeds: Positions) -> Manifest:
+    """What is in the files of some ranks, by their number among the indices."""
     tensors: dict[tuple[str, str], SavedTensor] = {}
     numbers: dict[str, dict[str, Scalar]] = {}
     for index in indices:
@@ -255,8 +261,8 @@ def _joined(indices: Sequence[Index], feeds: tuple[FeedPosition | None, ...]) ->
             pieces = (*known.pieces, *saved.pieces)
             tensors[saved.name, saved.key] = msgspec.structs.replace(known, pieces=pieces)
     for saved in tensors.values():
-        covered = sum(numel_of(piece.where) for piece in saved.pieces)
-        assert covered == math.prod(saved.shape), f"{saved.name} {saved.key}: {covered} elements written"
+        covered = _cover([piece.where for piece in saved.pieces], whole(saved.shape))
+        assert covered, f"{saved.name} {saved.key}: only {len(saved.pieces)} parts of it written"
     states = [index.job.random for index in indices]
     alike = all(state == states[0] for state in states)
     return Manifest(
@@ -316,14 +322,20 @@ def _unlike(held: Holding, saved: SavedTensor | None, folder: Path) -> UsageErro
 
 
 def _needed(held: Holding, saved: SavedTensor, folder: Path) -> Iterator[tuple[SavedPiece, Part]]:
-    found = 0
+    parts = []
     for piece in saved.pieces:
         part = crossing(held.part, piece.where)
         if part is not None:
-            found += numel_of(part)
+            parts.append(part)
             yield piece, part
-    if found != held.tensor.numel():
+    if not _cover(parts, held.part):
         raise damaged(folder / MANIFEST, f"lacks a part of {held.name} {held.key}".rstrip())
+
+
+def _cover(parts: Sequence[Part], part: Part) -> bool:
+    """Whether they make up a part, in which all of them lie; most often they do not overlap."""
+    found, wanted = sum(map(numel_of, parts)), numel_of(part)
+    return found == wanted or (found > wanted and covers(parts, part))
 
 
 def _read(folder: Path, file: TensorFile, wanted: Sequence[tuple[SavedPiece, Holding, Part]]) -> None:

@@ -16,6 +16,7 @@ from ..engine.recipe import refuse_no_integers
 from ..errors import UnsupportedEnvironmentError, UsageError
 from ..measure.together import Together
 from ..units import Seconds
+from .alone import save_alone
 from .checkpoint import Snapshot, commit, load
 from .disk import ATTEMPT, refuse_no_safetensors, remove, remove_attempts, sync
 from .job import Positions
@@ -26,6 +27,8 @@ LATEST = "latest"
 VISIBLE_S: Seconds = 60.0
 """How long what another rank has written may take to be seen: network file systems cache for up to a minute
 (acregmax, acdirmax of nfs(5))."""
+ALONE_S: Seconds = 60.0
+"""How long a process that lost the others waits for their files: as long as those may take to be seen."""
 CLOSE_S: Seconds = 1.0
 """How long a job that failed waits for its own files: what it writes is no checkpoint without the others'."""
 _STEP = "step-"
@@ -124,6 +127,19 @@ class Checkpoints:
                 writing.commit(VISIBLE_S, self._publish)
             self._agree(writing)
 
+    def save_alone(self, timeout_s: Seconds = ALONE_S) -> bool:
+        """Write all that this process holds, without a word to the others; whether it became a checkpoint.
+
+        It does where the processes that call it, in the same step, hold the whole job between them.
+
+        Raises:
+            OSError: This process could not write.
+
+        """
+        self.abandon()
+        final = self._folder_of(self._engine.num_steps)
+        return save_alone(self._engine, final, self._positions(), timeout_s, self._publish)
+
     def wait(self) -> None:
         """Until what this rank writes in the background is on the disk; raises what went wrong with it."""
         writing = self._joined()
@@ -215,7 +231,7 @@ class Checkpoints:
             )
 
     def _publish(self, final: Path) -> None:
-        """On the first rank: point to the newest, remove the oldest."""
+        """On the process that commits: point to the newest, remove the oldest."""
         link = final.with_name(f"{ATTEMPT}{LATEST}")
         link.unlink(missing_ok=True)
         link.symlink_to(final.name)

@@ -6,7 +6,7 @@ from typing import TypeAlias
 
 from torch import Tensor
 
-from ..plan.shards import Intervals, boxes
+from ..plan.shards import Intervals, boxes, cells, lies_in
 
 Part: TypeAlias = tuple[Intervals, ...]
 """By dim, which indices of the whole tensor; the part is their product."""
@@ -31,6 +31,16 @@ def crossing(a: Part, b: Part) -> Part | None:
     """What lies in both, or None."""
     found = tuple(_common(x, y) for x, y in zip(a, b, strict=True))
     return found if all(found) else None
+
+
+def covers(parts: Sequence[Part], part: Part) -> bool:
+    """Whether some parts, which may overlap, hold all of another."""
+    met = [common for other in parts if (common := crossing(other, part)) is not None]
+    return part in met or all(
+        any(lies_in(cell, each) for each in met)
+        for cell in cells((*met, part), len(part))
+        if lies_in(cell, part)
+    )
 
 
 def copy_part(part: Part, source: Tensor, source_part: Part, target: Tensor, target_part: Part) -> None:
