@@ -19,8 +19,10 @@ from arachne_runtime.state.bring import bring
 from arachne_runtime.state.carry import Carrier
 from arachne_runtime.state.holdings import holdings
 from arachne_runtime.state.job import FeedPosition
+from arachne_runtime.state.lost import refuse_lost_shards
 from arachne_runtime.state.old import Old
 from arachne_runtime.state.replan import replan
+from arachne_runtime.state.words import Progress, Word
 from arachne_runtime.testing import run_ranks
 from bench.cases import STEPS, Outcome, engine_of, gap, train_plainly
 from bench.exactness_replans import ReplanCase
@@ -287,3 +289,16 @@ def test_one_that_joins_draws_as_the_others_do_where_they_are_alike(alike):
     first, second, joined = run_ranks(3, draws, ReplanCase(plan=PAIR), alike)
     assert (first == second) is alike
     assert (joined == first) is alike
+
+
+def word(shards):
+    return Word(progress=Progress(num_steps=3, shards=shards))
+
+
+def test_states_that_only_a_missing_rank_had_under_zero_are_lost():
+    whole = [word(((0, 0, 1),)), word(((1, 0, 1),)), Word()]
+    refuse_lost_shards(whole)
+    refuse_lost_shards([word(()), Word()])
+    refuse_lost_shards([word(((0, 0, 1), (1, 0, 1))), Word()])  # from the copy that a buddy kept
+    with pytest.raises(LostStateError, match="ZeRO gave to rank 1 of the old one"):
+        refuse_lost_shards([whole[0], Word()])
