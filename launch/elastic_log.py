@@ -11,9 +11,9 @@ from .coordinator.actions import Entry
 
 _NOISE = (" ignored: ", "connection from ")
 """In lines of the coordinator that are no event: who was declared dead speaks on for a while."""
-_SOURCE_LINE = re.compile(r"\[/\S+:\d+\] ")
-"""Where in gloo's sources an error was found."""
-_STOPS = ("declared dead: ", ": freezing, ", ": changing, ")
+_GLOOS_WORDS = re.compile(r"\[/\S+:\d+\] |\. This is typically caused by.*")
+"""Where in gloo's sources an error was found, and its advice, which is none here."""
+_STOPS = (": freezing, ", ": changing, ")
 """In lines of the coordinator: from the first of them on the job stands still, or will."""
 
 
@@ -37,7 +37,7 @@ class EventLog:
         if self._since_s is None and any(words in line for words in _STOPS):
             self._since_s = time.monotonic()
         if not any(words in line for words in _NOISE):
-            self.say(_SOURCE_LINE.sub("", line).rstrip())
+            self.say(_GLOOS_WORDS.sub("", line).rstrip())
 
     def entry(self, entry: Entry) -> None:
         """An entry of the journal."""
