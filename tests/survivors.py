@@ -21,6 +21,7 @@ from arachne_runtime.engine import Engine
 from arachne_runtime.engine import engine as engine_module
 from arachne_runtime.engine.bucket import Bucket
 from arachne_runtime.engine.courier import Courier
+from arachne_runtime.engine.evaluate import Tally
 from arachne_runtime.membership.client import AgentClient, MemberClient
 from arachne_runtime.membership.messages import Member
 from arachne_runtime.mesh import Mesh
@@ -34,6 +35,8 @@ from .survivors_coordinator import Planned
 ROWS, WIDTH, VOCABULARY, SEQUENCE = 12, 8, 13, 4
 STEPS = 16
 BLOCKS = 5
+EVALUATED = 9
+"""Steps done when it evaluates."""
 
 
 class Layer(nn.Module):
@@ -122,6 +125,8 @@ PLACES = {
     "forming": (Mesh, "form"),
     "carrying": (Carrier, "carry"),
     "ready": (MemberClient, "ready"),
+    "batch": (Tally, "add"),
+    "tally": (Tally, "mean"),
 }
 
 
@@ -177,12 +182,14 @@ class Told(NamedTuple):
     """Each step that it finished, and when."""
     changes: list[tuple[int, int, float]]
     """Of each change: step, bytes moved, pause."""
+    between: list[float]
+    """Loss of an evaluation behind step EVALUATED."""
     evaluation: float
 
 
 def train(session: arachne.Session, num_steps: int, inner: int = 12, each_step=lambda step: None) -> Told:
     """The script, which knows nothing of what happens."""
-    losses, steps, changes = {}, [], []
+    losses, steps, changes, between = {}, [], [], []
     engine = session.engine(
         lambda: Model(inner).double(), optimizer=lambda p: torch.optim.AdamW(p, lr=0.01), loss=loss
     )
@@ -194,8 +201,11 @@ def train(session: arachne.Session, num_steps: int, inner: int = 12, each_step=l
         report = engine.step(batch)
         losses[report.step] = report.loss
         steps.append((report.step, time.monotonic()))
+        if engine.num_steps == EVALUATED:
+            checked = session.batches(Tokens(3 * ROWS), global_batch=ROWS, shuffle=False)
+            between.append(engine.evaluate(checked).loss)
     checked = session.batches(Tokens(2 * ROWS), global_batch=ROWS, shuffle=False)
-    return Told(losses, steps, changes, engine.evaluate(checked).loss)
+    return Told(losses, steps, changes, between, engine.evaluate(checked).loss)
 
 
 def live(told, device, coordinator, token, store_port, num_steps, fault, inner) -> None:

@@ -4,7 +4,7 @@ import signal
 
 import pytest
 
-from .survivors import STEPS, Fault, job, plan_of, stage, undisturbed
+from .survivors import EVALUATED, STEPS, Fault, job, plan_of, stage, undisturbed
 
 FAULT = 6
 TWO_PIPELINES = plan_of(
@@ -71,6 +71,18 @@ def test_another_dies_while_the_next_generation_forms(tmp_path, wanted, where):
         print(told.changes)
 
 
+@pytest.mark.parametrize("where", ["batch", "tally"])
+def test_an_evaluation_is_repeated(tmp_path, wanted, where):
+    """One rank dies in its second batch, or as the losses of all are added."""
+    two = plan_of((3, stage((0, 2), (4, "a:0")), stage((2, 5), (4, "a:1"))))
+    with job(tmp_path, (WIDE, two), {"a:2": Fault(EVALUATED, where)}) as running:
+        running.hear("a:2", "fault")
+        for device in two.devices:
+            told = running.hear(device, "end")
+            check(told, wanted)
+            assert told.between == pytest.approx(wanted.between, abs=1e-9)
+
+
 def test_a_stopped_rank_is_left_behind(tmp_path, wanted):
     rest = plan_of((3, stage((0, 5), (2, "a:2"))), (3, stage((0, 4), (2, "a:0")), stage((4, 5), (2, "a:3"))))
     fault = Fault(FAULT, "message", signal.SIGSTOP)
@@ -104,5 +116,5 @@ def test_the_last_holder_of_a_block_dies(tmp_path):
     with job(tmp_path, (chain, rest), {"a:1": Fault(FAULT, "message")}) as running:
         said = running.hear("a:0", "error")
         assert running.hear("a:0", "exit") == 1
-    assert "nobody has blocks.3." in said
+    assert "the last process that held blocks.3." in said
     assert "checkpoint" in said

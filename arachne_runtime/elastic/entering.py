@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from torch._C._distributed_c10d import Store
 
 from ..engine import Engine
-from ..errors import UnsupportedPlanError
+from ..errors import LostStateError, UnsupportedPlanError
 from ..making import EngineMaker
 from ..measure.together import Together
 from ..membership.messages import Member, Record
@@ -94,6 +94,22 @@ class Entering:
         """
         self.generation = record.generation
         refuse_zero(record.plan)
+        try:
+            return self._entered(record, engine)
+        except LostStateError as error:
+            names = ", ".join(error.names[:4]) or "a part of the state"
+            raise LostStateError(
+                f"the last process that held {names} is gone ({record.why}), so this job cannot go on; start "
+                "it again: it goes on from its newest checkpoint, if the script has session.checkpoints(...)",
+                error.names,
+            ) from error
+
+    def _entered(self, record: Record, engine: Engine | None) -> Entry | None:
+        if record.source is None and engine is not None:
+            raise LostStateError(
+                "the coordinator knows nobody who holds any state, though this process has trained; start "
+                "the job again, from its checkpoint"
+            )
         holds = engine is not None and self.member in record.holders
         old = Old.of(engine, feeds=self.feeds.positions()) if holds and engine is not None else None
         others = [member for member in record.holders if member not in record.members]

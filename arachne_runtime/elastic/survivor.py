@@ -13,12 +13,14 @@ from typing import Any, TypeVar
 import torch.distributed as dist
 
 from ..engine import Engine, EvaluationReport, StepReport
-from ..errors import UsageError
-from ..membership.client import LeftOutError, MemberClient
+from ..errors import LostStateError
+from ..measure.together import Together
+from ..membership.client import LeftOutError, MemberClient, RefusedError
 from ..membership.messages import ChangeWanted, Freeze, Record
 from ..membership.watch import Watch, leave_world
 from ..state.changes import PlanChange
 from ..units import Seconds
+from .between import Between, again
 from .entering import Entering, Entry
 from .lost import first_line, is_lost_peer
 from .standing import obey, report_of
@@ -57,7 +59,7 @@ class Survivor:
     """When the last generation was left."""
     has_joined: bool = False
     """Whether the job was in training when this process came."""
-    _has_stepped: bool = False
+    _between: Between = field(default_factory=Between)
 
     def join(self) -> Engine:
         """Wait for a plan that uses this device, and make its engine.
@@ -79,6 +81,7 @@ class Survivor:
             self._enter()
         while True:
             if engine.num_steps > number:
+                self._between.stepped()
                 return engine.apply_open()
             batch, self._start = self.entering.feeds.reload(batch, engine), StepStart.of(engine)
             try:
@@ -86,25 +89,35 @@ class Survivor:
             except Exception as error:
                 failure = self._lost(error)
             else:
-                self._has_stepped = True
+                self._between.stepped()
                 self.client.progress(report.step + 1, report.num_rows / report.seconds)
                 return report
             self._leave(failure)
             self._enter()
 
     def evaluate(self, engine: Engine, batches: Iterable[Any]) -> EvaluationReport:
-        """As ``Engine.evaluate``, once all ranks are in the same step.
+        """As ``Engine.evaluate``; what a lost rank cuts short is repeated, with the batches given before.
 
         Raises:
             UsageError: On a process that joined and has not trained yet: the others are elsewhere.
 
         """
-        if self.has_joined and not self._has_stepped:
-            raise UsageError(
-                "this process joined a running job, whose other ranks do not evaluate now; in an elastic job "
-                "evaluate in the loop over session.batches(...), behind a step"
-            )
-        return engine.evaluate_once(batches)
+        between = self._between
+        between.refuse_joined()
+        number, seen, rest = len(between.results), list[Any](), iter(batches)
+        between.evaluates = True
+        while len(between.results) == number:
+            try:
+                report = engine.evaluate_once(again(seen, rest, self.entering.feeds, engine))
+            except Exception as error:
+                failure = self._lost(error)
+            else:
+                between.results.append(report)
+                break
+            self._leave(failure)
+            self._enter()
+        between.evaluates = False
+        return between.results[number]
 
     def finish(self) -> None:
         """The script has come to its end here: wait until all ranks have, so that none needs this one."""
@@ -135,6 +148,8 @@ class Survivor:
 
         An error that does not look like one of a connection may still follow from one.
         """
+        if isinstance(error, RefusedError | LostStateError):
+            raise error
         known = is_lost_peer(error) or isinstance(self.client.stop, Freeze)
         if not known and isinstance(error, RuntimeError):
             known = isinstance(self._stop_within(VERDICT_S), Freeze)
@@ -182,8 +197,18 @@ class Survivor:
             except Exception as error:
                 failure = self._lost(error)
             if not failure and self._counts(record, entry):
-                return
+                entry = None  # it is the engine's now
+                if not (failure := self._met()):
+                    return
             self._leave(failure, entry)
+
+    def _met(self) -> str:
+        """Agree with the others on what was done since the last step; why it failed, or nothing."""
+        try:
+            self._between.meet(Together.of_default_group(self._engine().device))
+        except Exception as error:
+            return self._lost(error)
+        return ""
 
     def _counts(self, record: Record, entry: Entry | None) -> bool:
         """Whether all members became ready: then the old state goes."""
@@ -199,7 +224,7 @@ class Survivor:
         comes = self.engine is None
         self.engine = entry.commit(self.engine)
         if comes:
-            self.has_joined = record.source is not None
+            self.has_joined = self._between.joins = record.source is not None
             self.engine.survival = self
             self.engine.wants_change = lambda: isinstance(self.client.stop, ChangeWanted)
             self.entering.feeds.go_on(entry.feeds)
