@@ -66,7 +66,8 @@ class ControllerState:
     batch: int
     accumulation: int
     progress_steps: float
-    noise_scale: float
+    noise_scale: float | None
+    """None: not known yet; formats of files have no infinite numbers."""
     noise: NoiseState
 
 
@@ -132,7 +133,7 @@ class Controller:
             batch=self.batch,
             accumulation=self.accumulation,
             progress_steps=self.progress.steps,
-            noise_scale=self._noise_scale,
+            noise_scale=self._noise_scale if math.isfinite(self._noise_scale) else None,
             noise=self._average.state,
         )
 
@@ -148,7 +149,8 @@ class Controller:
             )
         if not self._least <= state.batch <= self._most:
             raise UsageError(f"the batch was {state.batch}; now it is from {self._least} to {self._most}")
-        self._step, self._noise_scale = state.step, state.noise_scale
+        self._step = state.step
+        self._noise_scale = math.inf if state.noise_scale is None else state.noise_scale
         self.batch, self.accumulation = state.batch, state.accumulation
         self.progress = Progress(self.base_batch, state.progress_steps)
         self._average.state = state.noise

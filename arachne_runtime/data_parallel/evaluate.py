@@ -9,6 +9,7 @@ from torch import nn
 from ..engine.evaluate import evaluating
 from ..errors import UsageError
 from .loader import HeteroLoader
+from .peers import Place
 
 
 def evaluate(model: nn.Module, loader: HeteroLoader, loss: Callable[[nn.Module, Any], Any]) -> float:
@@ -30,7 +31,7 @@ def evaluate(model: nn.Module, loader: HeteroLoader, loss: Callable[[nn.Module, 
             if amount := loader.amount:
                 total = total.to(_device(value := loss(model, batch))) + amount * value
                 count += amount
-    rows = loader.link.peers.table([float(total), count]).rows()
+    rows = loader.link.peers.table(Place.EVALUATION, [float(total), count]).rows()
     weight = sum(row[1] for row in rows)
     if weight <= 0:
         raise UsageError("an evaluation of no samples or items has no mean; give batches that are not empty")

@@ -9,7 +9,7 @@ from torch import nn
 from torch.utils.data import ConcatDataset, Dataset, Subset
 
 from ..errors import UsageError
-from .peers import Peers
+from .peers import Peers, Place
 
 
 def number_of_cuts(dataset: Dataset[Any]) -> int:
@@ -32,7 +32,7 @@ def refuse_unlike_values(parameters: Sequence[nn.Parameter], peers: Peers) -> No
     """
     ends = [p[(place,) * p.dim()].abs().double() for p in parameters if p.numel() for place in (0, -1)]
     told = torch.stack(ends).nan_to_num().cpu().numpy().tobytes() if ends else b""
-    found = [row[0] for row in peers.table([zlib.crc32(told)]).rows()]
+    found = [row[0] for row in peers.table(Place.FIRST_STEP, [zlib.crc32(told)]).rows()]
     if unlike := [rank for rank, number in enumerate(found) if number != found[0]]:
         raise UsageError(
             f"the parameters of rank {unlike[0]} are not those of rank 0 in the first step: all were alike "

@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 from ..batch import Balancer, NoiseReading, Reading, TimeModel
 from ..errors import UsageError, WorkerFailedError
-from .peers import Peers, Table
+from .peers import Peers, Table, refuse_unmet
 
 if TYPE_CHECKING:
     from .adaptive import Adaptation
@@ -216,6 +216,8 @@ _LINKS: "WeakValueDictionary[dist.ProcessGroup | None, Link]" = WeakValueDiction
 def link_of(group: dist.ProcessGroup | None = None) -> Link:
     """The link of the models and loaders of a group (default: all ranks); made where there is none."""
     found = group or (dist.group.WORLD if dist.is_initialized() else None)
+    if found is None:
+        refuse_unmet()  # also where an earlier model was alone
     link = _LINKS.get(found)
     if link is None:
         link = new_link(group)

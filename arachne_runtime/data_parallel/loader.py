@@ -16,6 +16,7 @@ from .feed import Feed
 from .learnt import load_learnt, told_learnt
 from .likeness import number_of_cuts
 from .link import Link, Sharing, Turn, Weight, link_of, new_link
+from .peers import Place
 from .portion import Step, rounds_of
 from .step import StepBody
 
@@ -151,7 +152,9 @@ class HeteroLoader:
         """A link that only the models that ask for this loader share with it."""
         if not self._has_own_link:
             self.link.adaptation = None if self.link.adaptation is self._adaptation else self.link.adaptation
+            learnt = told_learnt(self.link, None)  # by a state that was loaded before
             self.link, self._has_own_link = new_link(self._group), True
+            load_learnt(learnt, self.link, None)
             if self._adaptation is not None:
                 self._adaptation.join(self.link)
         return self.link
@@ -282,7 +285,7 @@ class HeteroLoader:
             self._adaptation.begin(step.num_rows, step.batch)
         portions = step.portions(self.link.peers.rank)
         batches = [self._feed.next() for _ in portions]
-        weights = self._weights(batches, [portion.rows for portion in portions], step.num_rows)
+        weights = self._weights(batches, [portion.rows for portion in portions], step)
         for index, (batch, portion) in enumerate(zip(batches, portions, strict=True)):
             is_last = index == len(portions) - 1
             self.link.turn = Turn(
@@ -298,13 +301,13 @@ class HeteroLoader:
             if self.link.failures:
                 return
 
-    def _weights(self, batches: list[Any], rows: list[int], num_rows: int) -> list[Weight]:
+    def _weights(self, batches: list[Any], rows: list[int], step: Step) -> list[Weight]:
         if self._num_items is None:
-            return [Weight(float(mine), float(num_rows)) for mine in rows]
+            return [Weight(float(mine), float(step.num_rows)) for mine in rows]
         counted = [
             _count(self._num_items, batch) if mine else 0.0 for batch, mine in zip(batches, rows, strict=True)
         ]
-        total = self.link.peers.sum(sum(counted))
+        total = self.link.peers.table(Place.BATCH, [sum(counted)], step.number)
         return [Weight(mine, total) for mine in counted]
 
     def _repeat(self, step: Step) -> None:
@@ -335,7 +338,8 @@ class HeteroLoader:
             "num_workers * prefetch_factor": self._feed.lead,
             "having num_items": int(self._num_items is not None),
         }
-        rows = self.link.peers.table([float(value) for value in mine.values()]).rows()
+        told = [float(value) for value in mine.values()]
+        rows = self.link.peers.table(Place.EPOCH, told, self._epoch).rows()
         for name, values in zip(mine, zip(*rows, strict=True), strict=True):
             for rank, value in enumerate(values):
                 if value != values[0]:

@@ -19,7 +19,7 @@ from .ending import tell_others_at_exit
 from .link import Link, link_of
 from .loader import HeteroLoader
 from .norm import local_norms, norms_of
-from .peers import Peers
+from .peers import Peers, Place
 from .reducer import Reducer
 
 
@@ -184,7 +184,7 @@ def _agree(module: nn.Module, peers: Peers) -> None:
         return
     named = [*module.named_parameters(), *module.named_buffers()]
     form = [(name, tuple(t.shape), str(t.dtype), t.requires_grad) for name, t in named]
-    found = [row[0] for row in peers.table([zlib.crc32(repr(form).encode())]).rows()]
+    found = [row[0] for row in peers.table(Place.WRAP, [zlib.crc32(repr(form).encode())]).rows()]
     if unlike := [rank for rank, number in enumerate(found) if number != found[0]]:
         raise UsageError(
             f"the module of rank {unlike[0]} differs from that of rank 0 in the names, shapes, dtypes or "

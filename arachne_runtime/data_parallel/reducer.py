@@ -24,7 +24,7 @@ from .memory import MemoryWatch
 from .noise import NoiseMeter
 from .norm import Channel, norms_of
 from .passage import Passage, num_numbers, reading_of
-from .peers import Table
+from .peers import Place, Table
 from .space import Space
 
 _WAY_OUT = (
@@ -284,7 +284,8 @@ class Reducer:
         told = self._finished.numbers(self._clock) if self._finished is not None else None
         times = told or [0.0] * num_numbers(len(self._buckets))
         cap = self.memory.cap() if self.memory is not None else None
-        self._told = self._peers.table([*times, *self._meters[0].told(), float(cap or 0)])
+        numbers = [*times, *self._meters[0].told(), float(cap or 0)]
+        self._told = self._peers.table(Place.STEP, numbers, self._step())
 
     def _hear(self) -> None:
         """What ``_tell`` has told on all ranks."""
@@ -307,17 +308,19 @@ class Reducer:
             return () if cap is None else (mine,)
         if self._told is None:
             self._tell()
-        word = None if self._peers.host_waits else self._peers.sum(float(cap is not None))
+        word = (
+            None if self._peers.host_waits else self._peers.table(Place.END_OF_STEP, [float(cap is not None)])
+        )
         self._hear()
         for work in self._works:
             if work is not None:
                 work.wait()
         if not (word.total() if word is not None else self._buckets[-1].num_failed()):
             return ()
-        found = self._peers.table([float(cap is not None), float(mine.rows), float(mine.cap)]).rows()
+        told = self._peers.table(Place.FAILURE, [float(cap is not None), float(mine.rows), float(mine.cap)])
         return [
             Failure(rank, round(rows), round(fitting))
-            for rank, (failed, rows, fitting) in enumerate(found)
+            for rank, (failed, rows, fitting) in enumerate(told.rows())
             if failed
         ]
 
