@@ -30,7 +30,7 @@ check: setup
 bench: setup
 	for name in exactness overhead runtime memory models estimate price planning_time replanning oracle planners learned \
 	            learned_later profile demo feedback unequal_dp_numbers unequal_dp unequal_target \
-	            migration checkpoints; do \
+	            migration checkpoints restarts trace_simulation; do \
 	    $(BIN)/python -m bench.$$name --out bench/results || exit 1; done
 
 clean:

@@ -5,6 +5,7 @@ from math import floor
 import msgspec
 import pytest
 
+from launch.simulation.calm import REMEMBERED, Calm
 from launch.simulation.costs import Costs
 from launch.simulation.document import Drawn
 from launch.simulation.drawn import drawn_trace
@@ -32,6 +33,12 @@ def table() -> PlanTable:
 
 def rate(table: PlanTable, nodes: int) -> float:
     return table.best_rate((nodes,))
+
+
+def rate_of_three() -> float:
+    made = PlanTable.of(request())
+    made.search((3,))
+    return rate(made, 3)
 
 
 def changed(costs: Costs, **other: float) -> Costs:
@@ -119,6 +126,29 @@ def test_a_notice_saves_the_step_that_is_under_way():
         assert untold[name].seconds["redone"] > 0
         assert found[name].seconds["redone"] == 0
         assert GONE_S - 120 < found[name].changes[0].at_s < GONE_S
+
+
+def test_a_member_that_was_told_works_until_the_last_step_that_ends_in_time(table):
+    costs = changed(FREE, pause_s=0.45)
+    found = played(trace(Event(at_s=GONE_S, goes=("n-3",), notice_s=120.0)), costs)
+    (change,) = found["ours"].changes
+    step_s = GLOBAL_BATCH / rate(table, 4)
+    assert step_s < 60  # so that several steps end within the notice
+    stopped_s = change.at_s - change.standstill_s
+    assert stopped_s == pytest.approx(floor((GONE_S - change.standstill_s) / step_s) * step_s)
+
+
+def test_a_change_that_does_not_pay_at_first_pays_when_nothing_happens():
+    """A joiner in a burst is left idle by ours while a stop of 60 s seems too long, and taken in later."""
+    costs = changed(FREE, pause_s=60.0)
+    burst = (
+        Event(at_s=100.0 + 20 * n, goes=("n-3",)) if n % 2 else Event(at_s=100.0 + 20 * n, comes=("n-3",))
+        for n in range(1, 20)
+    )
+    ours = played(trace(*burst, Event(at_s=480.0, comes=("n-3",))), costs)["ours"]
+    last = ours.changes[-1]
+    assert last.nodes == 4
+    assert last.at_s - last.standstill_s > 480.0 + GLOBAL_BATCH / rate_of_three()
 
 
 def test_a_joiner_is_used_when_it_is_ready_and_the_step_ends(table):
@@ -227,3 +257,17 @@ def test_more_nodes_never_have_a_slower_plan(table):
     rates = [rate(table, nodes) for nodes in range(1, 5)]
     assert rates == sorted(rates)
     assert rates[0] == 0  # nothing was searched for, and nothing known fits
+
+
+def test_calm_is_the_mean_of_the_last_times_and_grows_while_nothing_happens():
+    calm = Calm(600.0)
+    assert calm.expected_s(0.0) == 600.0
+    calm.see(100.0)
+    assert calm.expected_s(100.0) == (600.0 + 100.0) / 2
+    calm.see(100.0)  # of one moment
+    calm.see(150.0)
+    assert calm.expected_s(150.0) == (600.0 + 150.0) / 3
+    assert calm.expected_s(450.0) == (600.0 + 150.0 + 300.0) / 3
+    for number in range(REMEMBERED):
+        calm.see(1000.0 + 10 * number)
+    assert calm.expected_s(1070.0) == pytest.approx((600.0 + 850.0 + 7 * 10.0) / (1 + REMEMBERED))

@@ -27,6 +27,8 @@ class Moment:
     at_s: Seconds
     turn: Turn
     nodes: tuple[str, ...]
+    gone_s: Seconds = 0.0
+    """Of a notice: when they go."""
 
 
 def moments(trace: Trace, start_s: Seconds) -> tuple[Moment, ...]:
@@ -36,7 +38,7 @@ def moments(trace: Trace, start_s: Seconds) -> tuple[Moment, ...]:
         if event.goes:
             found.append(Moment(event.at_s, Turn.GOES, event.goes))
         if event.goes and event.notice_s > 0:
-            found.append(Moment(event.at_s - event.notice_s, Turn.NOTICE, event.goes))
+            found.append(Moment(event.at_s - event.notice_s, Turn.NOTICE, event.goes, event.at_s))
         if event.comes:
             found.append(Moment(event.at_s, Turn.COMES, event.comes))
             ready_s = event.at_s + start_s
@@ -61,12 +63,13 @@ class Presence:
 
     here: set[str]
     ready: set[str]
-    leaving: set[str]
+    leaving: dict[str, Seconds]
+    """Those that were told, and when they go."""
 
     @classmethod
     def at_start(cls, trace: Trace) -> "Presence":
         """All that are there have joined."""
-        return cls(set(trace.here), set(trace.here), set())
+        return cls(set(trace.here), set(trace.here), {})
 
     def turn(self, moment: Moment) -> None:
         """What a moment changes."""
@@ -74,18 +77,18 @@ class Presence:
         if moment.turn is Turn.GOES:
             self.here -= nodes
             self.ready -= nodes
-            self.leaving -= nodes
+            self.leaving = {name: at_s for name, at_s in self.leaving.items() if name not in nodes}
         elif moment.turn is Turn.COMES:
             self.here |= nodes
         elif moment.turn is Turn.READY:
             self.ready |= nodes
         else:
-            self.leaving |= nodes & self.here
+            self.leaving |= {name: moment.gone_s for name in moment.nodes if name in self.here}
 
     @property
     def usable(self) -> frozenset[str]:
         """Those that a new plan may use: ready, and not about to go."""
-        return frozenset(self.ready - self.leaving)
+        return frozenset(self.ready - self.leaving.keys())
 
 
 def sets_of(trace: Trace, start_s: Seconds) -> Iterator[frozenset[str]]:

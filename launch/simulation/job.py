@@ -1,5 +1,6 @@
 """The event-driven simulation of one job: training, stops, losses and changes under one policy."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 from math import ceil, inf
@@ -120,7 +121,9 @@ class Job:
             return
         if moment.turn is Turn.GOES:
             self._lose(set(moment.nodes), moment.at_s)
-        elif self._is_due(Due.STOP) and not self._is_chosen(self.presence.leaving):
+        elif self._is_due(Due.STOP, moment.at_s + self.costs.plan_s) and not self._is_chosen(
+            self.presence.leaving
+        ):
             self._again = True
         elif self.running is not None:
             self._chosen = None
@@ -201,10 +204,18 @@ class Job:
         if chosen is None:
             self._look_again(at_s)
             return
-        run = self.running
-        steps = ceil(run.steps_until(at_s) - 1e-9)
         self._chosen, self._again = chosen, False
-        self._due = run.since_s + steps * run.pace.whole_step_s, Due.STOP
+        self._due = self._stop_s(at_s, chosen.standstill_s), Due.STOP
+
+    def _stop_s(self, at_s: Seconds, standstill_s: Seconds) -> Seconds:
+        """The end of the step, or of the last one with which a change is done before a member goes."""
+        assert self.running is not None
+        run, told = self.running, self.presence.leaving
+        steps = ceil(run.steps_until(at_s) - 1e-9)
+        leave_s = [told[name] for name in nodes_of(run.plan) if name in told]
+        if leave_s:
+            steps = max(steps, int(run.steps_until(min(leave_s) - standstill_s)))
+        return run.since_s + steps * run.pace.whole_step_s
 
     def _look_again(self, at_s: Seconds) -> None:
         if self.policy.looks_again:
@@ -279,13 +290,12 @@ class Job:
         self, nodes: frozenset[str], source: Source, now_s: Seconds, *, planned: bool
     ) -> Option | None:
         """What the policy wants to change to; None: nothing else than what runs."""
-        running = self.running
-        goes_on = running is not None and nodes_of(running.plan) <= nodes
-        candidates = tuple(k for k in self._candidates(nodes) if not goes_on or k is not running.known)  # type: ignore[union-attr]
+        running = self.running if self.running and nodes_of(self.running.plan) <= nodes else None
+        candidates = tuple(k for k in self._candidates(nodes) if running is None or k is not running.known)
         found = self.pricer.options(candidates, nodes, self.source, self.policy.way, source, planned=planned)
         return self.policy.choose(
             Situation(
-                running_samples_per_s=running.samples_per_s if running is not None and goes_on else 0.0,
+                running_samples_per_s=running.samples_per_s if running is not None else 0.0,
                 offers=tuple(
                     (o, self.table.request.global_batch / self._pace(o.known, o.plan, now_s).whole_step_s)
                     for o in found
@@ -311,8 +321,8 @@ class Job:
         self.ledger.back_to(step, at_s)
         self._redone += before - self.ledger.steps
 
-    def _is_due(self, due: Due) -> bool:
-        return self._due is not None and self._due[1] is due
+    def _is_due(self, due: Due, before_s: Seconds) -> bool:
+        return self._due is not None and self._due[1] is due and self._due[0] <= before_s
 
-    def _is_chosen(self, nodes: set[str]) -> bool:
-        return self._chosen is not None and bool(nodes & nodes_of(self._chosen.plan))
+    def _is_chosen(self, nodes: Iterable[str]) -> bool:
+        return self._chosen is not None and not nodes_of(self._chosen.plan).isdisjoint(nodes)

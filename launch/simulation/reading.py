@@ -19,13 +19,13 @@ from .trace import Event, Trace
 def read_trace(path: Path, cluster: Cluster) -> tuple[Trace, Costs]:
     """What happens to the nodes of the cluster, and what changes cost; InvalidFileError."""
     if path.suffix == ".csv" or _is_list(path):
-        return _counted(path, cluster), Costs()
+        return counted_trace(path, cluster), Costs()
     file = read(path, TraceFile, check_trace)
     if file.counted is not None:
         beside = path.parent / file.counted.file
         if not beside.is_file():
             raise InvalidFileError(str(path), [Problem("$.counted.file", f"{beside} is not a file")])
-        trace = _counted(beside, cluster, file.counted.seed, file.counted.notice_s)
+        trace = counted_trace(beside, cluster, file.counted.seed, file.counted.notice_s)
         return trace, file.costs
     _refuse(path, _unlike_the_cluster(file, cluster))
     here = all_nodes(cluster) if file.here is None else file.here
@@ -38,7 +38,8 @@ def read_trace(path: Path, cluster: Cluster) -> tuple[Trace, Costs]:
     return Trace(name=path.name, duration_s=file.duration_s, here=here, events=events), file.costs
 
 
-def _counted(path: Path, cluster: Cluster, seed: int = 0, notice_s: Seconds = 0.0) -> Trace:
+def counted_trace(path: Path, cluster: Cluster, seed: int = 0, notice_s: Seconds = 0.0) -> Trace:
+    """A published trace of counts; ``seed`` draws who goes, and ``notice_s`` before that it is told."""
     devices = path.suffix != ".csv"
     counts = sailor_counts(path) if devices else parcae_counts(path)
     return trace_of_counts(path, counts, cluster, devices=devices, seed=seed, notice_s=notice_s)

@@ -37,11 +37,7 @@ def replay(
     """
     table = PlanTable.of(request, evaluations)
     known = _given(table, given)
-    sets = list(dict.fromkeys(table.counts(nodes) for nodes in sets_of(trace, costs.start_s)))
-    for number, counts in enumerate(sets):
-        table.search(counts)
-        if on_progress is not None:
-            on_progress((number + 1) / len(sets))
+    _search_all(table, trace, costs, on_progress)
     best = oracle(trace, table)
     if not best.samples:
         raise NoFeasiblePlanError(
@@ -62,6 +58,17 @@ def replay(
         devices=tuple(_devices(trace, table)),
         outcomes=(best, *(_outcome(trace, pricer, policy, first, best.samples) for policy in policies)),
     )
+
+
+def _search_all(
+    table: PlanTable, trace: Trace, costs: Costs, on_progress: Callable[[float], None] | None
+) -> None:
+    """Before any policy runs, so that all of them, and the oracle, know the same plans."""
+    sets = list(dict.fromkeys(table.counts(nodes) for nodes in sets_of(trace, costs.start_s)))
+    for number, counts in enumerate(sets):
+        table.search(counts)
+        if on_progress is not None:
+            on_progress((number + 1) / len(sets))
 
 
 def _given(table: PlanTable, plan: Plan | None) -> Known | None:
