@@ -13,6 +13,7 @@ from arachne_runtime.membership.watch import break_group
 from arachne_runtime.state import buddy as buddy_module
 from arachne_runtime.state.buddies import Buddies, Room, free_bytes
 from arachne_runtime.state.buddy import Snapshots, go_on_or_back
+from arachne_runtime.state.feeds import Feeds
 from arachne_runtime.state.old import Old
 from arachne_runtime.state.packed import packed, unpacked
 from arachne_runtime.state.replan import replan
@@ -44,10 +45,9 @@ def undisturbed():
 
 def train(engine, snapshots, losses, stop, slow=None):
     while engine.num_steps < stop:
-        if snapshots.is_due(engine):
-            snapshots.take(Old.of(engine))
-            if slow != engine.num_steps:
-                snapshots.wait()
+        snapshots.before_step(engine, Feeds())
+        if slow != engine.num_steps:
+            snapshots.wait()
         step = engine.num_steps
         losses[step] = engine.step(CASE.batch(step)).loss
 
@@ -188,3 +188,35 @@ def test_a_copy_goes_to_another_node_with_room():
 
 def test_what_a_host_can_give_is_more_than_nothing():
     assert free_bytes() > 2**20
+
+
+def keeps_what_it_may_need():
+    """Steps of which a copy may be needed: those since the oldest; none in a job of one process."""
+    worlds, snapshots, kept = Worlds(), Snapshots(every=3, break_group=break_group), []
+    feeds = Feeds(keeps_batches=True)
+    with worlds.entered([0, 1], 1):
+        engine = engine_of(replace(CASE, plan=PAIR))
+        engine.on_applied.append(feeds.after_step)
+        enter(snapshots, engine)
+        for step in range(5):
+            snapshots.before_step(engine, feeds)
+            assert snapshots.wait()
+            engine.step(CASE.batch(step))
+            kept.append((snapshots._kept[0].num_steps, sorted(feeds._trained)))
+        snapshots.leave()
+        engine.close()
+    if worlds.process == 0:
+        with worlds.entered([0], 2):
+            engine = engine_of(replace(CASE, plan=lone_plan(BLOCKS)))
+            engine.on_applied.append(feeds.after_step)
+            assert enter(snapshots, engine) == ()
+            snapshots.before_step(engine, feeds)
+            assert snapshots._kept == []
+            snapshots.leave()
+            engine.close()
+    return kept
+
+
+def test_what_was_trained_on_since_the_oldest_copy_is_kept():
+    wanted = [(0, [0]), (0, [0, 1]), (0, [0, 1, 2]), (3, [0, 1, 2, 3]), (3, [3, 4])]
+    assert run_ranks(2, keeps_what_it_may_need) == [wanted, wanted]

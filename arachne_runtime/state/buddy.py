@@ -23,6 +23,7 @@ from ..errors import LostStateError
 from ..measure.together import Together
 from ..units import Bytes, Seconds
 from .buddies import Buddies, Room, free_bytes
+from .feeds import Feeds
 from .holdings import holdings
 from .old import Old
 from .packed import Packed, joined, packed, unpacked
@@ -62,6 +63,8 @@ class Snapshots:
     _buddies: Buddies | None = None
     _group: dist.ProcessGroup | None = None
     _thread: threading.Thread | None = None
+    _is_due: bool = False
+    """Whether nothing was copied in this generation."""
     _fault: Exception | None = None
     """Of what was written in the background; no more is written in this generation."""
 
@@ -84,7 +87,7 @@ class Snapshots:
         rooms = [
             msgspec.msgpack.decode(each, type=Room) for each in together.gather(msgspec.msgpack.encode(mine))
         ]
-        self._buddies, self._fault = Buddies.of(rooms), None
+        self._buddies, self._fault, self._is_due = Buddies.of(rooms), None, True
         if self._buddies is None and together.rank == 0:
             warnings.warn(
                 "no snapshots: two copies of each rank's state, here and on another rank, do not fit into "
@@ -95,26 +98,32 @@ class Snapshots:
             self._group = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout_s))
         return (self._group,) if self._group is not None else ()
 
-    def is_due(self, engine: Engine) -> bool:
-        """Whether a copy is to be made before the next step; alike on all ranks."""
-        return self._buddies is not None and engine.num_steps % self.every == 0
+    def before_step(self, engine: Engine, feeds: Feeds) -> None:
+        """Copy the state where it is time, alike on all ranks; ``feeds`` keeps what came since the oldest.
+
+        The first step of a generation has one too: from then on others hold the last copy of a part.
+        """
+        if self._is_due or engine.num_steps % self.every == 0:
+            self.take(Old.of(engine, feeds=feeds.positions()))
+        feeds.forget(min((copy.num_steps for copy in self._kept), default=engine.num_steps))
 
     def take(self, old: Old) -> None:
         """Copy the state between two steps, and send it while training goes on; all ranks take the same ones.
 
-        It first waits until the last copy counts, which bounds what is kept to two.
+        It first waits until the last copy counts, which bounds what is kept to two. A process that is alone
+        keeps none: nobody could go back to it.
         """
         self._join()
-        if self._buddies is None:
-            return
+        self._is_due = False
         if self._fault is not None:
             warnings.warn(f"the snapshot before stays the newest: {self._fault}", stacklevel=2)
-            self._buddies = None
+            self._fault = self._buddies = None
+        if self._buddies is None:
+            return
+        if self._group is None:
+            self._kept.clear()
             return
         self._kept.append(Copy(old.progress.num_steps, [packed(old)]))
-        if self._group is None:
-            self._count()
-            return
         self._thread = threading.Thread(target=self._spread, name="snapshot", daemon=True)
         self._thread.start()
 
