@@ -4,7 +4,7 @@ import signal
 
 import pytest
 
-from .survivors import EVALUATED, STEPS, Fault, job, plan_of, stage, undisturbed
+from bench.recovery_job import EVALUATED, STEPS, Fault, job, plan_of, stage, undisturbed
 
 FAULT = 6
 TWO_PIPELINES = plan_of(

@@ -6,6 +6,7 @@ import queue
 import signal
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from multiprocessing import connection
@@ -29,8 +30,7 @@ from arachne_runtime.model import tensor_parallel
 from arachne_runtime.plan.plan import Pipeline, Plan, Replica, Stage
 from arachne_runtime.state.carry import Carrier
 
-from .coordinator_process import TOKEN
-from .survivors_coordinator import Planned
+from .recovery_coordinator import Coordinator
 
 ROWS, WIDTH, VOCABULARY, SEQUENCE = 12, 8, 13, 4
 STEPS = 16
@@ -85,6 +85,11 @@ class Tokens(torch.utils.data.Dataset):
 
 def loss(logits_BSV: torch.Tensor, tokens_BS: torch.Tensor) -> torch.Tensor:
     return nn.functional.cross_entropy(logits_BSV[:, :-1].flatten(0, 1), tokens_BS[:, 1:].flatten())
+
+
+def optimizer(parameters):
+    """With an eps that keeps rounding from being blown up where gradients are nearly zero."""
+    return torch.optim.AdamW(parameters, lr=0.01, eps=1e-3)
 
 
 def stage(layers: tuple[int, int], *replicas: tuple) -> Stage:
@@ -187,20 +192,29 @@ class Told(NamedTuple):
     evaluation: float
 
 
-def train(session: arachne.Session, num_steps: int, inner: int = 12, each_step=lambda step: None) -> Told:
+def train(
+    session: arachne.Session,
+    num_steps: int,
+    inner: int = 12,
+    each_step=lambda engine: None,
+    tell=lambda kind, what: None,
+) -> Told:
     """The script, which knows nothing of what happens."""
     losses, steps, changes, between = {}, [], [], []
-    engine = session.engine(
-        lambda: Model(inner).double(), optimizer=lambda p: torch.optim.AdamW(p, lr=0.01), loss=loss
-    )
-    if session.world_size > 1:
-        session.on_replan(lambda change: changes.append((change.step, change.moved_bytes, change.seconds)))
+    engine = session.engine(lambda: Model(inner).double(), optimizer=optimizer, loss=loss)
+
+    def changed(change) -> None:
+        changes.append((change.step, change.moved_bytes, change.seconds))
+        tell("change", changes[-1])
+
+    session.on_replan(changed)
     data = Tokens(ROWS * num_steps)
     for batch in session.batches(data, global_batch=ROWS, seed=3):
         each_step(engine)
         report = engine.step(batch)
         losses[report.step] = report.loss
         steps.append((report.step, time.monotonic()))
+        tell("step", (*steps[-1], report.loss))
         if engine.num_steps == EVALUATED:
             checked = session.batches(Tokens(3 * ROWS), global_batch=ROWS, shuffle=False)
             between.append(engine.evaluate(checked).loss)
@@ -208,7 +222,7 @@ def train(session: arachne.Session, num_steps: int, inner: int = 12, each_step=l
     return Told(losses, steps, changes, between, engine.evaluate(checked).loss)
 
 
-def live(told, device, coordinator, token, store_port, num_steps, fault, inner) -> None:
+def live(told, device, coordinator, token, store_port, num_steps, fault, inner, pace_s) -> None:
     """The process of one device."""
     torch.set_num_threads(1)
     os.environ.update(environment(device, coordinator, token, store_port, told))
@@ -216,13 +230,14 @@ def live(told, device, coordinator, token, store_port, num_steps, fault, inner) 
         set_trap(fault, told)
 
     def each_step(engine) -> None:
+        time.sleep(pace_s)
         if engine.num_steps == fault.joined_at:
             told.send(("waits", time.monotonic()))
             engine.survival.client.wait_stop(60)
 
     try:
         with arachne.Session(timeout_s=60) as session:
-            answer = train(session, num_steps, inner, each_step)
+            answer = train(session, num_steps, inner, each_step, lambda *words: told.send(words))
     except Exception as error:
         told.send(("error", str(error)))
         raise
@@ -238,11 +253,15 @@ def undisturbed(num_steps: int = STEPS, inner: int = 12) -> Told:
 class Job:
     """The processes of node a, their coordinator, and this process as their agent and host of the store."""
 
-    def __init__(self, folder: Path, plans: tuple[Plan, ...], num_steps: int, inner: int) -> None:
-        self.num_steps, self.inner = num_steps, inner
-        self.coordinator = Planned(folder, plans)
+    def __init__(
+        self, folder: Path, plans: tuple[Plan, ...], num_steps: int, inner: int, pace_s: float
+    ) -> None:
+        self.num_steps, self.inner, self.pace_s = num_steps, inner, pace_s
+        self.losses: dict[int, set[float]] = defaultdict(set)
+        self.coordinator = Coordinator(folder, plans)
+        self.token = self.coordinator.token
         self.store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-        self.agent = AgentClient(self.coordinator.address, TOKEN, "a")
+        self.agent = AgentClient(self.coordinator.address, self.token, "a")
         self.context = multiprocessing.get_context("forkserver")
         self.context.set_forkserver_preload(["torch.distributed", "torch._dynamo", "arachne_runtime.session"])
         self.processes, self.pipes, self.words, self.threads, self.members = {}, {}, {}, [], {}
@@ -250,8 +269,8 @@ class Job:
     def start(self, device: str, fault: Fault = UNHARMED) -> None:
         ours, theirs = self.context.Pipe()
         words = (
-            theirs, device, self.coordinator.address, TOKEN, self.store.port, self.num_steps, fault,
-            self.inner,
+            theirs, device, self.coordinator.address, self.token, self.store.port, self.num_steps, fault,
+            self.inner, self.pace_s,
         )  # fmt: skip
         process = self.context.Process(target=live, args=words)
         process.start()
@@ -269,6 +288,8 @@ class Job:
                 kind, what = pipe.recv()
                 if kind == "member":
                     self.members[device] = Member(device=device, incarnation=what)
+                if kind == "step":
+                    self.losses[what[0]].add(what[2])
                 words.put((kind, what))
         connection.wait([process.sentinel])
         process.join()
@@ -297,7 +318,7 @@ class Job:
         for pipe in self.pipes.values():
             pipe.close()
         self.agent.close()
-        self.coordinator.kill()
+        self.coordinator.close()
 
 
 @contextmanager
@@ -308,9 +329,10 @@ def job(
     *,
     num_steps: int = STEPS,
     inner: int = 12,
+    pace_s: float = 0.0,
 ) -> Iterator[Job]:
     """The devices of the first plan in training; ``faults`` by device."""
-    found = Job(folder, plans, num_steps, inner)
+    found = Job(folder, plans, num_steps, inner, pace_s)
     try:
         for device in plans[0].devices:
             found.start(device, faults.get(device, UNHARMED))
