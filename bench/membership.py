@@ -22,6 +22,7 @@ from typing import Any
 from arachne_runtime.errors import ArachneError
 from arachne_runtime.membership.client import ask_status
 from arachne_runtime.plan.files import write
+from launch.coordinator.phase import Phase
 from launch.job_file import find_job
 from launch.processes import every_pid, stat_fields
 
@@ -32,6 +33,8 @@ SEED, EVENTS, QUICK_EVENTS = 7, 100, 3
 KINDS = ("kill", "kill", "stop", "two", "coordinator", "island")
 WHOLE_S, HURRY = 90.0, 0.25
 """How long the job may take to become whole, and how often nobody waits for that."""
+SOME_STEPS = 3
+"""That each rank has done before the job counts as whole."""
 PAUSE_S = 0.03
 """Between two steps of a rank."""
 TAIL_STEPS = 60
@@ -47,6 +50,8 @@ class Job:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        self.struck_s = 0.0
+        """When the last event was."""
         write(two_pipelines(), folder / "plan.json")
         (folder / "end").write_text(str(10**9))
         words = [sys.executable, "-m", "launch", "run", "--elastic", str(folder / "plan.json")]
@@ -63,15 +68,18 @@ class Job:
         return max((told[-1]["step"] for device in DEVICES if (told := self.told(device))), default=0)
 
     def is_whole(self) -> bool:
-        """Whether all devices train, by what each of their processes told last."""
+        """Whether all devices train, and did some steps since the last event."""
         try:
             job = find_job(None)
-            members = ask_status(job.address, job.token, 2).members
+            status = ask_status(job.address, job.token, 2)
         except (ArachneError, OSError):  # it begins, or its coordinator is away
             return False
-        return set(members) == set(DEVICES) and all(
-            (told := self.told(device)) and set(told[-1]["devices"]) == set(DEVICES) for device in DEVICES
-        )
+        return status.phase == Phase.TRAINING and all(map(self._goes_on, DEVICES))
+
+    def _goes_on(self, device: str) -> bool:
+        told = self.told(device)[-SOME_STEPS:]
+        is_new = len(told) == SOME_STEPS and told[0]["time_s"] > self.struck_s
+        return is_new and self.rank(device) is not None and set(told[-1]["devices"]) == set(DEVICES)
 
     def await_(self, condition: Callable[[], bool], limit_s: float) -> bool:
         end_s = time.monotonic() + limit_s
@@ -102,7 +110,7 @@ class Job:
 
     def close(self) -> None:
         if self.process.poll() is None:
-            self.process.send_signal(signal.SIGINT)
+            self.process.send_signal(signal.SIGTERM)  # one in the background ignores Ctrl-C
             self.process.wait(30)
 
 
@@ -141,7 +149,8 @@ def _disturb(job: Job, count: int) -> list[tuple[str, tuple[str, ...], float]]:
         kind = rng.choice(KINDS)
         hit = _strike(job, kind, rng)
         if hit is not None:
-            events.append((kind, hit, time.monotonic()))
+            job.struck_s = time.monotonic()
+            events.append((kind, hit, job.struck_s))
             print(f"event {len(events)}: {kind} {' '.join(hit)} at step {job.last_step}", flush=True)
     job.await_(job.is_whole, WHOLE_S)
     return events

@@ -124,7 +124,7 @@ class RankStreams:
             self._thread.join()
 
     def variables(self, name: str) -> dict[str, str]:
-        """Where a rank that is about to start writes; errors of one before it are gone."""
+        """Where a rank that is about to start writes; errors and last words of one before it are gone."""
         folder = self._folder_of(name)
         folder.mkdir(exist_ok=True)
         for left in folder.iterdir():
@@ -132,6 +132,7 @@ class RankStreams:
         found = {ERROR_VARIABLE: str(folder / ERROR_FILE)}
         for kind, variable in ((OUT, OUT_VARIABLE), (ERR, ERR_VARIABLE)):
             if stream := self._streams.get((name, kind)):
+                stream.tail.clear()
                 found[variable] = f"/proc/{os.getpid()}/fd/{stream.writer}"
         return found
 

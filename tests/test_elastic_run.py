@@ -218,6 +218,24 @@ def test_a_users_error_ends_the_job_with_its_words(tmp_path, monkeypatch):
     assert "Traceback" not in log
 
 
+def test_a_process_that_dies_alike_three_times_before_it_trains_ends_the_job(tmp_path, monkeypatch):
+    dies = (
+        "import os, sys, time\nif os.environ['ARACHNE_DEVICE'] == 'a:1':\n"
+        "    print('no such driver', file=sys.stderr)\n    os._exit(3)\ntime.sleep(300)\n"
+    )
+    options = ("--log-dir", str(tmp_path / "logs"))
+    code, log = run(tmp_path, monkeypatch, plan_of("a:0", "a:1"), script(tmp_path, dies), options=options)
+    assert code == 1
+    assert log.count("a:1: exited with code 3; a fresh process in") == 2
+    said = log[log.index("\nrank 1 failed") :]
+    assert said.splitlines()[1:3] == [
+        "rank 1 failed (device a:1): exited with code 3, without a Python error",
+        "  its last words:",
+    ]
+    assert said.count("no such driver") == 1
+    assert (tmp_path / "logs" / "rank-a-1.err").read_text() == 3 * "no such driver\n"
+
+
 def test_a_script_without_a_session_ends_as_it_does_anywhere(tmp_path, monkeypatch):
     tell = (
         "import os\nfd = int(os.environ['ARACHNE_TOKEN_FD'])\nprint(len(os.fdopen(fd).read()), 'characters')"

@@ -8,7 +8,9 @@ import sys
 
 import pytest
 
+from arachne_runtime import surroundings
 from arachne_runtime.plan.plan import Pipeline, Plan, Replica, Stage
+from launch import island_words
 
 from .test_elastic_run import PATIENCE_S, ROOT, arachne, job
 
@@ -38,6 +40,10 @@ def losses_alone(folder, num_steps: int) -> list[float]:
     words = [sys.executable, "-m", "tests.elastic_gpt", str(alone), "0"]
     subprocess.run(words, env=variables, check=True, timeout=100)
     return [json.loads(line)["loss"] for line in (alone / "told-alone").read_text().splitlines()]
+
+
+def test_both_sides_know_the_same_code_of_a_process_that_was_left_out():
+    assert island_words.LEFT_OUT_CODE == surroundings.LEFT_OUT_CODE  # the launcher's side loads no torch
 
 
 @pytest.mark.timeout(240)
