@@ -1,9 +1,15 @@
 """Faults that the coordinator and its clients once had: silence that was its own, words that were lost."""
 
 import asyncio
+import gc
+import random
+import sys
+import time
+import warnings
 
 import pytest
 
+from arachne_runtime.membership.channel import new_token
 from arachne_runtime.membership.client import JobEndedError, LeftOutError, MemberClient
 from arachne_runtime.membership.messages import (
     AskStatus,
@@ -186,6 +192,23 @@ def test_a_word_for_a_line_that_has_just_ended_is_dropped(coordinator, monkeypat
     monkeypatch.setattr(client._line._thread, "is_alive", lambda: True)  # it was, a moment ago
     client.leaving()
     client.close()
+
+
+def test_a_line_that_is_closed_at_any_moment_leaves_no_socket(coordinator, monkeypatch):
+    """Which pytest would tell as an error, of the next test that collects garbage."""
+    left = []
+    monkeypatch.setattr(sys, "unraisablehook", lambda told: left.append(str(told.exc_value)))
+    moments = random.Random(0)
+    for number in range(100):
+        token = TOKEN if number % 2 else new_token()
+        client = MemberClient(coordinator.address, token, "a:0")
+        time.sleep(moments.random() * 0.02)
+        client.close()
+    del client
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", ResourceWarning)
+        gc.collect()
+    assert left == []
 
 
 def test_an_end_takes_a_process_out_of_its_step(pair):

@@ -86,9 +86,7 @@ class Line:
             await asyncio.sleep(RETRY_S)
 
     async def _connect(self) -> None:
-        host, port = self._address
-        async with asyncio.timeout(HANDSHAKE_S):
-            reader, writer = await asyncio.open_connection(host, port, ssl=self._context)
+        reader, writer = await self._opened()
         self._writer, self._said = writer, 0
         beats = None
         try:
@@ -105,6 +103,19 @@ class Line:
             with suppress(OSError, ssl.SSLError, TimeoutError):
                 async with asyncio.timeout(1):
                     await writer.wait_closed()
+            writer.transport.abort()
+
+    async def _opened(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        """In two steps: asyncio leaves the socket open where both at once are cancelled (Python 3.11)."""
+        host, port = self._address
+        async with asyncio.timeout(HANDSHAKE_S):
+            reader, writer = await asyncio.open_connection(host, port)
+            try:
+                await writer.start_tls(self._context)
+            except BaseException:
+                writer.transport.abort()
+                raise
+        return reader, writer
 
     async def _read(self, reader: asyncio.StreamReader) -> None:
         last = 0

@@ -235,6 +235,11 @@ class _Out(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=T
     message: Outbound
 
 
+class _Numbered(msgspec.Struct, frozen=True, array_like=True):
+    number: int
+    message: msgspec.Raw
+
+
 _E = TypeVar("_E", _In, _Out)
 _ENCODER = msgspec.msgpack.Encoder()
 _INBOUND = msgspec.msgpack.Decoder(_In)
@@ -248,7 +253,17 @@ def encode_inbound(number: int, message: Inbound) -> bytes:
 
 def encode_outbound(number: int, message: Outbound) -> bytes:
     """Bytes of a message from the coordinator."""
-    return _ENCODER.encode(_Out(number, message))
+    return number_outbound(number, encode_message(message))
+
+
+def encode_message(message: Outbound) -> bytes:
+    """A message that many are told, for `number_outbound`: a plan is long, and is encoded once."""
+    return _ENCODER.encode(message)
+
+
+def number_outbound(number: int, message: bytes) -> bytes:
+    """Bytes of an encoded message from the coordinator, as the ``number``-th on a connection."""
+    return _ENCODER.encode(_Numbered(number, msgspec.Raw(message)))
 
 
 def decode_inbound(content: bytes, after: int) -> tuple[int, Inbound]:

@@ -7,6 +7,7 @@ from arachne_runtime.membership.messages import (
     Completed,
     Ended,
     Freeze,
+    Member,
     MemberHello,
     Outbound,
     Progress,
@@ -46,6 +47,8 @@ class Course:
         self._offer: Offer | None = None
         """What that change is for, as long as the same devices are there."""
         self._why = "the job begins" if history.record is None else history.record.why
+        self._awaited: Member | None = None
+        """One that is known to be waited for in this phase."""
         self._ended = Ended(why="")
         """Once it has."""
         self._asked = 0
@@ -77,7 +80,9 @@ class Course:
             case Phase.GATHERING:
                 return self._gathered(now_s)
             case Phase.RECOVERING:
-                waits = self._team.missing and now_s - self._since_s < self._settings.restart_s
+                missing = self._team.missing
+                self._awaited = missing[-1] if missing else None
+                waits = missing and now_s - self._since_s < self._settings.restart_s
                 return None if waits else Phase.TRAINING
             case Phase.TRAINING:
                 return self._trained(now_s)
@@ -92,6 +97,8 @@ class Course:
 
     def _end_where_done(self) -> None:
         """Where nobody is left that has something to do, and not since all are dead."""
+        if not self._roster.done:
+            return
         team = self._team
         waits = self.phase is Phase.RECOVERING and team.missing
         if self.phase is Phase.ENDED or not team.some_are_done or team.seats or waits:
@@ -103,8 +110,10 @@ class Course:
             self._end("the script is done", is_done=True)
 
     def _gathered(self, now_s: Seconds) -> Phase | None:
-        here = set(self._roster.devices)
         late = now_s - self._since_s >= self._settings.gather_s
+        if len(self._roster.seats) < len(self._settings.devices) and not late:
+            return None
+        here = set(self._roster.devices)
         return Phase.PLANNING if here >= set(self._settings.devices) or (late and here) else None
 
     def _trained(self, now_s: Seconds) -> Phase | None:
@@ -125,6 +134,7 @@ class Course:
 
     def _complete(self, record: Record, now_s: Seconds) -> None:
         unready = self._team.unready
+        self._awaited = unready[-1].member if unready else None
         if not unready:
             done = Completed(generation=record.generation)
             self._append(done)
@@ -140,6 +150,7 @@ class Course:
         if self.phase is Phase.CHANGING and self._alarm:
             return Phase.FREEZING
         late = self._team.unreported
+        self._awaited = late[-1].member if late else None
         if not late:
             return Phase.PLANNING
         if self.phase is Phase.CHANGING and now_s - self._since_s >= self._settings.step_s:
@@ -159,7 +170,7 @@ class Course:
         return None
 
     def _to(self, phase: Phase, now_s: Seconds) -> None:
-        self.phase, self._since_s = phase, now_s
+        self.phase, self._since_s, self._awaited = phase, now_s, None
         if phase is Phase.PLANNING and self._offer is not None:
             offer, self._offer = self._offer, None
             self._settle(offer, now_s)
@@ -248,7 +259,7 @@ class Course:
     def _remove(self, seat: Seat, why: str) -> None:
         is_done = seat.member.incarnation in self._roster.done
         self._log(f"{'done' if is_done else 'declared dead'}: {why}")
-        if seat.member in self.history.involved and not is_done:
+        if self.history.involves(seat.member) and not is_done:
             self._alarm = f"{why}; {self._alarm}" if self._alarm else why
         self._roster.remove(seat)
         if seat.connection is not None:

@@ -1,6 +1,7 @@
 """The generations of a job so far, as the journal tells them: each is published once and completed once."""
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 from arachne_runtime.membership.messages import Completed, Member, Published, Record, Source
 
@@ -11,7 +12,7 @@ class HistoryError(ValueError):
     """An entry that does not follow the last one."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class History:
     """The newest record and the newest generation that every member was ready in."""
 
@@ -28,13 +29,21 @@ class History:
         """Whether all members have the parts of the newest record."""
         return self.record is not None and self.completed == self.record.generation
 
-    @property
+    @cached_property
     def involved(self) -> tuple[Member, ...]:
         """Whose loss ends the generation: its members, and until it is completed the holders."""
         if self.record is None:
             return ()
         holders = () if self.is_completed else self.record.holders
         return tuple(dict.fromkeys((*self.record.members, *holders)))
+
+    def involves(self, member: Member) -> bool:
+        """Whether a member is in `involved`."""
+        return member in self._involved_set
+
+    @cached_property
+    def _involved_set(self) -> frozenset[Member]:
+        return frozenset(self.involved)
 
     def source(self, lives: frozenset[Member]) -> Source | None:
         """What the next record starts from: a partly moved generation never counts."""

@@ -34,6 +34,14 @@ from .roster import Seat
 from .words import in_words
 from .worth import Offer
 
+_AWAITED: dict[Phase, type[Inbound]] = {
+    Phase.RECOVERING: MemberHello,
+    Phase.TRAINING: Ready,
+    Phase.CHANGING: Frozen,
+    Phase.FREEZING: Frozen,
+}
+"""What all members say before a phase goes on."""
+
 
 class Machine(Course):
     """Membership of one job. Every call returns what is to be done, in order."""
@@ -53,9 +61,18 @@ class Machine(Course):
                 self._hear_member(role, message)
             case _:
                 self._log(f"connection {connection}: {type(message).__name__} ignored, not its to say")
-        if isinstance(message, Beat | Progress | Costs | AskStatus):
-            return self._taken()  # nothing follows before the next tick, and there are many of them
+        if isinstance(message, Beat | Progress | Costs | AskStatus) or self._awaits_another(
+            connection, message
+        ):
+            return self._taken()  # nothing follows of it, and there are many
         return self._finish(now_s)
+
+    def _awaits_another(self, connection: int, message: Inbound) -> bool:
+        """Whether it is one of many such words, of which one is known to be missing still."""
+        kind, role = _AWAITED.get(self.phase), self._roles.get(connection)
+        if kind is None or not isinstance(message, kind) or not isinstance(role, MemberHello):
+            return False
+        return self._awaited is not None and self._awaited.incarnation != role.incarnation
 
     def disconnect(self, connection: int, now_s: Seconds) -> list[Action]:
         """A connection has ended."""
@@ -130,7 +147,7 @@ class Machine(Course):
             self._remove(other, f"{hello.device} has a new process")
         self._roles[connection] = hello
         seat = self._roster.sit(member, connection, now_s)
-        self._bring_up_to_date(seat, member in self.history.involved)
+        self._bring_up_to_date(seat, self.history.involves(member))
 
     def _bring_up_to_date(self, seat: Seat, is_involved: bool) -> None:
         if self.history.record is not None:
@@ -146,7 +163,7 @@ class Machine(Course):
         if isinstance(message, Beat):
             return
         member = Member(device=message.device, incarnation=message.incarnation)
-        is_done = isinstance(message, Exited) and message.code == 0 and member in self.history.involved
+        is_done = isinstance(message, Exited) and message.code == 0 and self.history.involves(member)
         seat = self._roster.seat(member)
         if node_of(message.device) != node or (seat is None and not is_done):
             self._log(f"{type(message).__name__} of {message.device} ignored: no such process on node {node}")
@@ -168,7 +185,7 @@ class Machine(Course):
             seat.leaving = True
         elif isinstance(message, Done):
             self._roster.done.add(member.incarnation)
-        elif message.generation != self.history.generation or member not in self.history.involved:
+        elif message.generation != self.history.generation or not self.history.involves(member):
             self._log(f"{type(message).__name__} of {hello.device} ignored: not of this generation")
         elif isinstance(message, Ready):
             seat.ready = message.generation

@@ -22,6 +22,6 @@ def why_not(
     if hello.generation > history.generation:
         return f"generation {hello.generation} is not in this coordinator's journal: it is another job's"
     member = Member(device=hello.device, incarnation=hello.incarnation)
-    if hello.generation and member not in here and member not in history.involved:
+    if hello.generation and member not in here and not history.involves(member):
         return f"generation {history.generation} went on without it; start another process"
     return None

@@ -22,7 +22,8 @@ from arachne_runtime.membership.messages import (
     MessageError,
     Outbound,
     decode_inbound,
-    encode_outbound,
+    encode_message,
+    number_outbound,
 )
 from arachne_runtime.plan.plan import Plan
 from arachne_runtime.units import Seconds
@@ -70,6 +71,8 @@ class Server:
         self._context = server_context(token)
         self._machine = Machine(settings, journal.history, self._loop.time())
         self._writers: dict[int, asyncio.StreamWriter] = {}
+        self._newest: tuple[Outbound | None, bytes] = None, b""
+        """The last message and its bytes: many are told the same."""
         self._sent: dict[int, int] = {}
         """Number of the last message, by connection."""
         self._connections = 0
@@ -165,7 +168,10 @@ class Server:
         if writer is None or writer.is_closing():
             return
         self._sent[connection] += 1
-        writer.write(frame(encode_outbound(self._sent[connection], message), MAX_OUTBOUND_BYTES))
+        if message is not self._newest[0]:
+            self._newest = message, encode_message(message)
+        content = number_outbound(self._sent[connection], self._newest[1])
+        writer.write(frame(content, MAX_OUTBOUND_BYTES))
         if writer.transport.get_write_buffer_size() > MAX_UNSENT_BYTES:
             _LOGGER.warning("connection %d reads nothing: closed", connection)
             writer.transport.abort()
