@@ -14,6 +14,8 @@ _ENDED_BY_COORDINATOR = "JobEndedError"
 """Kind of the error of a process that the coordinator told that the job cannot go on."""
 _DONE = "JobDoneError"
 """The same, of one that waited for a place until the script was done."""
+_MENDED = ("LostStateError", "CoordinatorLostError")
+"""Of processes that could not go on, and whose successors can, from a checkpoint."""
 _NO_PLAN = "no plan fits"
 """Begins the coordinator's words where that is why."""
 
@@ -101,7 +103,7 @@ class Course:
         if failure.kind == _ENDED_BY_COORDINATOR:
             no_plan = failure.text.startswith(_NO_PLAN)
             return NoFeasiblePlanError(failure.text) if no_plan else _ToldError(failure.text)
-        is_the_scripts = failure.recorded and not failure.is_consequence
+        is_the_scripts = failure.recorded and not failure.is_consequence and failure.kind not in _MENDED
         if is_the_scripts and (self._ledger.completed == 0 or not self._training()):
             return self._failed(failure)
         return None

@@ -100,6 +100,16 @@ def test_a_users_error_on_one_rank_of_a_training_job_does_not(found):
     assert "ValueError" in str(found.course.error)
 
 
+@pytest.mark.parametrize("kind", ["LostStateError", "CoordinatorLostError"])
+def test_lost_state_is_no_error_of_the_script_and_fresh_processes_go_on_from_a_checkpoint(found, kind):
+    found.trains(a0="1", a1="2")
+    lost = {"code": 1, "recorded": True, "kind": kind, "text": "the last process that held blocks.0 is gone"}
+    found.gone("b:0", incarnation="3")
+    assert found.gone("a:0", incarnation="1", **lost) == [Again(device="a:0", after_s=1)]
+    assert found.gone("a:1", incarnation="2", **lost) == [Again(device="a:1", after_s=1)]
+    assert found.course.error is None
+
+
 def test_the_end_of_the_script_dismisses_who_waits(found):
     found.trains(a0="1", a1="2")
     assert found.gone("a:0", 0, "1") == [Dismiss(device="b:0")]
