@@ -173,7 +173,8 @@ def test_a_node_that_comes_back_has_lost_its_state(table):
     events = Event(at_s=10.0, goes=("n-3",)), Event(at_s=10.5, comes=("n-3",))
     found = played(trace(*events), changed(FREE, start_s=30.0))
     assert found["always change"].changes[-1].standstill_s == pytest.approx(fresh_s)
-    assert found["never change"].changes[-1].standstill_s > 0
+    waited_s = 10.5 + 30.0 - 10.0  # since it went, until it has joined
+    assert found["never change"].changes[-1].standstill_s == pytest.approx(waited_s + fresh_s)
 
 
 # --- state that a loss takes along
