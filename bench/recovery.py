@@ -146,7 +146,7 @@ def plain_losses(num_steps: int) -> list[float]:
     """Of one process."""
     torch.set_num_threads(1)
     with arachne.Session() as session:
-        engine = session.engine(lambda: Model(INNER).double(), optimizer=optimizer, loss=loss)
+        engine = session.engine(lambda: Model(INNER).double(), optimizer=optimizer(INNER), loss=loss)
         batches = session.batches(Tokens(12 * NUM_STEPS), global_batch=12, seed=3)
         return [engine.step(batch).loss for batch, _ in zip(batches, range(num_steps), strict=False)]
 

@@ -18,6 +18,7 @@ import torch.distributed as dist
 from torch import nn
 
 import arachne_runtime as arachne
+from arachne_runtime.elastic import joining
 from arachne_runtime.engine import Engine
 from arachne_runtime.engine import engine as engine_module
 from arachne_runtime.engine.bucket import Bucket
@@ -28,6 +29,7 @@ from arachne_runtime.membership.messages import Member
 from arachne_runtime.mesh import Mesh
 from arachne_runtime.model import tensor_parallel
 from arachne_runtime.plan.plan import Pipeline, Plan, Replica, Stage
+from arachne_runtime.state import buddy
 from arachne_runtime.state.carry import Carrier
 
 from .recovery_coordinator import Coordinator
@@ -35,6 +37,7 @@ from .recovery_coordinator import Coordinator
 ROWS, WIDTH, VOCABULARY, SEQUENCE = 12, 8, 13, 4
 STEPS = 16
 BLOCKS = 5
+SNAPSHOT_STEPS = 4
 EVALUATED = 9
 """Steps done when it evaluates."""
 
@@ -87,9 +90,9 @@ def loss(logits_BSV: torch.Tensor, tokens_BS: torch.Tensor) -> torch.Tensor:
     return nn.functional.cross_entropy(logits_BSV[:, :-1].flatten(0, 1), tokens_BS[:, 1:].flatten())
 
 
-def optimizer(parameters):
-    """With an eps that keeps rounding from being blown up where gradients are nearly zero."""
-    return torch.optim.AdamW(parameters, lr=0.01, eps=1e-3)
+def optimizer(inner: int):
+    """With a rate and an eps that keep rounding from being blown up, whatever the width."""
+    return lambda parameters: torch.optim.AdamW(parameters, lr=0.12 / inner, eps=1e-3)
 
 
 def stage(layers: tuple[int, int], *replicas: tuple) -> Stage:
@@ -116,6 +119,8 @@ class Fault(NamedTuple):
     signal: int = signal.SIGKILL
     joined_at: int = -1
     """The step before which it waits for a joiner."""
+    has_memory: bool = True
+    """For snapshots; a process of a job in which any lacks it has none."""
 
 
 UNHARMED = Fault()
@@ -201,7 +206,7 @@ def train(
 ) -> Told:
     """The script, which knows nothing of what happens."""
     losses, steps, changes, between = {}, [], [], []
-    engine = session.engine(lambda: Model(inner).double(), optimizer=optimizer, loss=loss)
+    engine = session.engine(lambda: Model(inner).double(), optimizer=optimizer(inner), loss=loss)
 
     def changed(change) -> None:
         changes.append((change.step, change.moved_bytes, change.seconds))
@@ -226,6 +231,9 @@ def live(told, device, coordinator, token, store_port, num_steps, fault, inner, 
     """The process of one device."""
     torch.set_num_threads(1)
     os.environ.update(environment(device, coordinator, token, store_port, told))
+    joining.SNAPSHOT_STEPS = SNAPSHOT_STEPS
+    if not fault.has_memory:
+        buddy.free_bytes = lambda: 0
     if fault.step >= 0:
         set_trap(fault, told)
 

@@ -110,10 +110,21 @@ def test_a_process_joins(tmp_path, wanted):
     check(joined, wanted, first)
 
 
-def test_the_last_holder_of_a_block_dies(tmp_path):
+def test_the_last_holder_of_a_block_dies(tmp_path, wanted):
+    """The other rank has its copy of step 4, and does steps 4 and 5 again."""
     chain = plan_of((3, stage((0, 3), (4, "a:0")), stage((3, 5), (4, "a:1"))))
     rest = plan_of((3, stage((0, 5), (4, "a:0"))))
-    with job(tmp_path, (chain, rest), {"a:1": Fault(FAULT, "message")}) as running:
+    with job(tmp_path, (chain, rest), {"a:1": Fault(FAULT, "message")}, pace_s=0.05) as running:
+        told = running.hear("a:0", "end")
+    check(told, wanted)
+    ((step, _, _),) = told.changes
+    assert step == 4
+
+
+def test_without_memory_for_snapshots_the_error_says_what_is_lost(tmp_path):
+    chain = plan_of((3, stage((0, 3), (4, "a:0")), stage((3, 5), (4, "a:1"))))
+    rest = plan_of((3, stage((0, 5), (4, "a:0"))))
+    with job(tmp_path, (chain, rest), {"a:1": Fault(FAULT, "message", has_memory=False)}) as running:
         said = running.hear("a:0", "error")
         assert running.hear("a:0", "exit") == 1
     assert "the last process that held blocks.3." in said

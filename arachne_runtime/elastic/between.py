@@ -27,6 +27,8 @@ class Standing(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fiel
     """Whether it is in another one."""
     joins: bool
     """Whether its script has just begun."""
+    ended: bool
+    """Whether its script has come to its end."""
     last: tuple[float, int, int, int, float] | None
     """Result of the last one."""
 
@@ -42,14 +44,18 @@ class Between:
     evaluates: bool = False
     joins: bool = False
     """Whether this process has joined a job in training and has not trained yet."""
+    ended: bool = False
+    """Whether the script has come to its end."""
 
     def stepped(self) -> None:
         """A step is done."""
         self.results.clear()
         self.joins = False
 
-    def meet(self, together: Together) -> None:
+    def meet(self, together: Together, *, went_back: bool) -> None:
         """Hear where the others of a new generation are; all of them call it.
+
+        ``went_back``: they do some steps again before they are there, in which no script ends or evaluates.
 
         Raises:
             RefusedError: On a process that joined, where the others repeat an evaluation: they cannot wait
@@ -58,12 +64,13 @@ class Between:
         """
         last = self.results[-1] if self.results else None
         told = _told(last) if last is not None else None
-        mine = Standing(len(self.results), self.evaluates, self.joins, told)
+        mine = Standing(len(self.results), self.evaluates, self.joins, self.ended, told)
         every = [_DECODER.decode(word) for word in together.gather(msgspec.msgpack.encode(mine))]
         trained = [word for word in every if not word.joins]
         most = max((word.done for word in trained), default=0)
         if self.joins:
-            if any(word.evaluates and word.done == most for word in trained):
+            repeats = any(word.evaluates and word.done == most for word in trained)
+            if repeats or (went_back and any(word.done or word.evaluates or word.ended for word in trained)):
                 raise RefusedError(
                     "the other ranks repeat an evaluation, which no process can join; start it anew"
                 )

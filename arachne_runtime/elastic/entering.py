@@ -1,7 +1,11 @@
 """Enters the generation of a record: forms its world, brings the state, and makes the engine of its plan."""
 
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
+from typing import TypeVar
 
+import torch.distributed as dist
 from torch._C._distributed_c10d import Store
 
 from ..engine import Engine
@@ -9,18 +13,21 @@ from ..errors import LostStateError, UnsupportedPlanError
 from ..making import EngineMaker
 from ..measure.together import Together
 from ..membership.messages import Member, Record
-from ..membership.watch import Watch, form_world, leave_world, limit_waits
+from ..membership.watch import Watch, break_group, form_world, leave_world, limit_waits
 from ..model.parameters import Values
 from ..plan.cluster import node_of
 from ..plan.plan import Plan
 from ..plan.zero import zero_groups
 from ..state.bring import bring
+from ..state.buddy import Snapshots, go_on_or_back
 from ..state.changes import PlanChange
 from ..state.feeds import Feeds
 from ..state.job import Positions
 from ..state.old import Old
 from ..state.replan import Change, replan
 from ..units import Seconds
+
+T = TypeVar("T")
 
 FORM_S: Seconds = 10.0
 """Of one group: nothing breaks it as it forms, so a death in that moment costs so long."""
@@ -34,6 +41,8 @@ class Entry:
     engine: Engine
     change: Change | None
     """None: nobody had any state, the engine begins."""
+    back: int | None = None
+    """Steps done at the snapshot that all go back to; None: nothing was lost."""
 
     @property
     def feeds(self) -> Positions:
@@ -73,11 +82,16 @@ class Entering:
     watch: Watch
     make: EngineMaker
     feeds: Feeds
+    snapshots: Snapshots
     timeout_s: Seconds
     """How long an operation may wait."""
     form_s: Seconds = FORM_S
     generation: int = 0
     """Of the newest record that was followed."""
+    _lost: tuple[str, ...] = ()
+    """Names of what nobody held in the newest generation that lost any."""
+    _of_copies: tuple[dist.ProcessGroup, ...] = ()
+    """In which copies of this generation are sent."""
 
     def enter(self, record: Record, engine: Engine | None) -> Entry | None:
         """Bring and take the state; None for a holder of state that the plan does without.
@@ -97,11 +111,11 @@ class Entering:
         try:
             return self._entered(record, engine)
         except LostStateError as error:
-            names = ", ".join(error.names[:4]) or "a part of the state"
+            names = ", ".join((error.names or self._lost)[:4])
             raise LostStateError(
                 f"the last process that held {names} is gone ({record.why}), so this job cannot go on; start "
                 "it again: it goes on from its newest checkpoint, if the script has session.checkpoints(...)",
-                error.names,
+                error.names or self._lost,
             ) from error
 
     def _entered(self, record: Record, engine: Engine | None) -> Entry | None:
@@ -112,38 +126,80 @@ class Entering:
             )
         holds = engine is not None and self.member in record.holders
         old = Old.of(engine, feeds=self.feeds.positions()) if holds and engine is not None else None
+        back = None
         others = [member for member in record.holders if member not in record.members]
         if others:
-            old = self._brought(record, [*record.members, *others], old)
+            old, back = self._brought(record, [*record.members, *others], old)
         if self.member not in record.members:
             return None
         rank = record.members.index(self.member)
         self._form(record.generation, rank, len(record.members))
         if record.source is None:
             return Entry(rank, self._made(record, rank, None), None)
-        change = replan(
-            old,
-            lambda values: self._made(record, rank, values),
-            Together.of_default_group(self.make.device),
-            lambda process: node_of(record.members[process].device),
-        )
-        return Entry(rank, change.engine, change)
+        together = Together.of_default_group(self.make.device)
 
-    def _brought(self, record: Record, all_of_them: list[Member], old: Old | None) -> Old | None:
-        """Those that go bring what the members lack, in a world with them."""
+        def change(had: Old | None) -> Change:
+            return replan(
+                had,
+                lambda values: self._made(record, rank, values),
+                together,
+                lambda process: node_of(record.members[process].device),
+            )
+
+        changed, further = self._go_on_or_back(change, old, together)
+        return Entry(rank, changed.engine, changed, back if further is None else further)
+
+    def _brought(
+        self, record: Record, all_of_them: list[Member], old: Old | None
+    ) -> tuple[Old | None, int | None]:
+        """Those that go bring what the members lack, in a world with them; and how far all went back."""
         here = all_of_them.index(self.member)
         self._form(record.generation, here, len(all_of_them), "bring")
-        brought = bring(
+        together = Together.of_default_group(self.make.device)
+        brought = self._go_on_or_back(
+            lambda had: bring(
+                had,
+                record.plan,
+                self.make.parts.summed(),
+                range(len(record.members)),
+                together,
+                lambda process: node_of(all_of_them[process].device),
+            ),
             old,
-            record.plan,
-            self.make.parts.summed(),
-            range(len(record.members)),
-            Together.of_default_group(self.make.device),
-            lambda process: node_of(all_of_them[process].device),
+            together,
         )
         self.watch.release()
         leave_world()
         return brought
+
+    def _go_on_or_back(
+        self, change: Callable[[Old | None], T], old: Old | None, together: Together
+    ) -> tuple[T, int | None]:
+        """By the state of now or of a snapshot; and what was lost is noted."""
+
+        def noting(had: Old | None) -> T:
+            try:
+                return change(had)
+            except LostStateError as error:
+                self._lost = error.names
+                raise
+
+        return go_on_or_back(noting, old, self.snapshots, together)
+
+    def keep_snapshots(self, engine: Engine) -> None:
+        """Choose who keeps whose copies in this generation, and guard the group of these too."""
+        node = node_of(self.member.device)
+        self._of_copies = self.snapshots.enter(engine, node, self.form_s)
+        if self._of_copies:
+            limit_waits(self._of_copies, self.timeout_s)
+            self.watch.guard(self.generation, [*engine.every_group(), *self._of_copies])
+
+    def end_snapshots(self) -> None:
+        """Nobody will go back any more: what is under way of a copy is dropped."""
+        for group in self._of_copies:
+            with suppress(ValueError):  # it went with its generation
+                break_group(group)
+        self.snapshots.leave()
 
     def _form(self, generation: int, rank: int, num_ranks: int, purpose: str = "") -> None:
         world = form_world(

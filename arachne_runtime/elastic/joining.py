@@ -11,13 +11,16 @@ from torch._C._distributed_c10d import TCPStore
 
 from ..making import EngineMaker
 from ..membership.client import JobDoneError, MemberClient, RefusedError
-from ..membership.watch import Watch
+from ..membership.watch import Watch, break_group
+from ..state.buddy import Snapshots
 from ..state.feeds import Feeds
 from ..surroundings import LEFT_OUT_CODE, Elastic
 from ..units import Seconds
 from .entering import Entering
 from .survivor import Survivor
 
+SNAPSHOT_STEPS = 100
+"""From one snapshot to the next: twice as many steps are done again at most, where a last holder is lost."""
 STORE_S: Seconds = 30.0
 """How long the store of the job may take to answer."""
 
@@ -39,7 +42,9 @@ def survivor_of(
     if threading.current_thread() is threading.main_thread():
         before = signal.signal(signal.SIGTERM, lambda number, frame: client.leaving())
         until.callback(signal.signal, signal.SIGTERM, before)
-    entering = Entering(client.member, store, watch, make, feeds, timeout_s)
+    feeds.keeps_batches = True
+    snapshots = Snapshots(SNAPSHOT_STEPS, break_group)
+    entering = Entering(client.member, store, watch, make, feeds, snapshots, timeout_s)
     survivor = Survivor(client, watch, entering)
     until.callback(survivor.close)
     return survivor

@@ -5,6 +5,7 @@ and the coordinator answers or is told to be lost. A rank that dies anywhere in 
 the others, who come through here again.
 """
 
+import sys
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -60,6 +61,8 @@ class Survivor:
     has_joined: bool = False
     """Whether the job was in training when this process came."""
     _between: Between = field(default_factory=Between)
+    _told_steps: int = 0
+    """Steps done, as the script has heard."""
 
     def join(self) -> Engine:
         """Wait for a plan that uses this device, and make its engine.
@@ -75,25 +78,15 @@ class Survivor:
 
     def step(self, engine: Engine, batch: Any) -> StepReport:
         """As ``Engine.step``; in the next generation the same step, if it was not applied."""
-        number = engine.num_steps
+        number = self._number(engine)
         if engine.is_change_wanted:  # here, not behind the last step: all have done what comes between two
             self._leave("")
             self._enter()
-        while True:
-            if engine.num_steps > number:
-                self._between.stepped()
-                return engine.apply_open()
-            batch, self._start = self.entering.feeds.reload(batch, engine), StepStart.of(engine)
-            try:
-                report = engine.step_once(batch)
-            except Exception as error:
-                failure = self._lost(error)
-            else:
-                self._between.stepped()
-                self.client.progress(report.step + 1, report.num_rows / report.seconds)
-                return report
-            self._leave(failure)
-            self._enter()
+        report = self._repeated(lambda: self._stepped(engine, batch, number), engine, number)
+        self._between.stepped()
+        self._told_steps = number + 1
+        self.client.progress(report.step + 1, report.num_rows / report.seconds)
+        return report
 
     def evaluate(self, engine: Engine, batches: Iterable[Any]) -> EvaluationReport:
         """As ``Engine.evaluate``; what a lost rank cuts short is repeated, with the batches given before.
@@ -104,40 +97,63 @@ class Survivor:
         """
         between = self._between
         between.refuse_joined()
-        number, seen, rest = len(between.results), list[Any](), iter(batches)
-        between.evaluates = True
-        while len(between.results) == number:
-            try:
+        count, seen, rest = len(between.results), list[Any](), iter(batches)
+
+        def evaluated() -> None:
+            if len(between.results) == count:  # else another rank had the result
                 report = engine.evaluate_once(again(seen, rest, self.entering.feeds, engine))
-            except Exception as error:
-                failure = self._lost(error)
-            else:
                 between.results.append(report)
-                break
-            self._leave(failure)
-            self._enter()
+
+        between.evaluates = True
+        self._repeated(evaluated, engine, self._number(engine))
         between.evaluates = False
-        return between.results[number]
+        return between.results[count]
 
     def finish(self) -> None:
         """The script has come to its end here: wait until all ranks have, so that none needs this one."""
-        while True:
-            try:
-                if dist.is_initialized():
-                    dist.barrier()
-                break
-            except Exception as error:
-                failure = self._lost(error)
-            self._leave(failure)
-            self._enter()
+        engine = self._engine()
+        self._between.ended = True
+        self._repeated(lambda: dist.barrier(), engine, self._number(engine))
         self.client.done()
 
     def close(self) -> None:
         """Leave the groups; the client and the watch are its owner's."""
         self.watch.release()
+        self.entering.end_snapshots()
         if self.engine is not None:
             self.engine.close()
         leave_world()
+
+    def _number(self, engine: Engine) -> int:
+        """Steps done, as the script has heard: more than the engine has, where that went back."""
+        return max(engine.num_steps, self._told_steps)
+
+    def _stepped(self, engine: Engine, batch: Any, number: int) -> StepReport:
+        """The step behind ``number`` others, or what it gave where it is applied already."""
+        if engine.num_steps > number:
+            return engine.apply_open()
+        return self._once(engine, self.entering.feeds.reload(batch, engine))
+
+    def _once(self, engine: Engine, batch: Any) -> StepReport:
+        self.entering.snapshots.before_step(engine, self.entering.feeds)
+        self._start = StepStart.of(engine)
+        return engine.step_once(batch)
+
+    def _repeated(self, action: Callable[[], T], engine: Engine, number: int) -> T:
+        """What the action gives, in as many generations as it takes; ``number``: steps done before it.
+
+        Where the state went back to a snapshot, the steps since then come first.
+        """
+        while True:
+            try:
+                if engine.num_steps < number:
+                    for batch in self.entering.feeds.since(engine.num_steps, engine):
+                        self._once(engine, batch)
+                return action()
+            except Exception as error:
+                failure = self._lost(error)
+            self._leave(failure)
+            self._enter()
 
     def _engine(self) -> Engine:
         assert self.engine is not None, "no generation was entered"
@@ -175,6 +191,7 @@ class Survivor:
         if why:
             self.client.failed(why)
             self.watch.break_all()
+        self.entering.snapshots.leave()
         self.watch.release()
         self.client.frozen(report_of(self.engine) if self.engine is not None else None)
         if entry is not None:
@@ -196,16 +213,19 @@ class Survivor:
                 entry = self.entering.enter(record, self.engine)
             except Exception as error:
                 failure = self._lost(error)
+            back = entry is not None and entry.back is not None
             if not failure and self._counts(record, entry):
                 entry = None  # it is the engine's now
-                if not (failure := self._met()):
+                if not (failure := self._met(back)):
                     return
             self._leave(failure, entry)
 
-    def _met(self) -> str:
+    def _met(self, back: bool) -> str:
         """Agree with the others on what was done since the last step; why it failed, or nothing."""
+        engine = self._engine()
         try:
-            self._between.meet(Together.of_default_group(self._engine().device))
+            self._between.meet(Together.of_default_group(engine.device), went_back=back)
+            self.entering.keep_snapshots(engine)
         except Exception as error:
             return self._lost(error)
         return ""
@@ -228,6 +248,8 @@ class Survivor:
             self.engine.survival = self
             self.engine.wants_change = lambda: isinstance(self.client.stop, ChangeWanted)
             self.entering.feeds.go_on(entry.feeds)
+        elif entry.back is not None:
+            self._go_back(record, entry)
         self.engine.is_change_wanted = False
         self.on_entered(record, entry.rank)
         if before is not None:
@@ -235,3 +257,18 @@ class Survivor:
             for listener in self.listeners:
                 listener(change)
         return True
+
+    def _go_back(self, record: Record, entry: Entry) -> None:
+        """The state is that of a snapshot: so is the place in the data, and no step is open."""
+        engine = self._engine()
+        engine.discard()
+        self._start = None
+        self.entering.feeds.go_back(entry.feeds)
+        if entry.rank == 0:
+            count = self._number(engine) - engine.num_steps
+            print(
+                f"generation {record.generation}: nobody held a part of the state any more; back to the "
+                f"snapshot of step {entry.back}, {count} steps are done again",
+                file=sys.stderr,
+                flush=True,
+            )

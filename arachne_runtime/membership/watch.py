@@ -146,4 +146,5 @@ class Watch:
     def _break(self) -> None:
         groups, self._groups = self._groups, ()
         for group in groups:
-            break_group(group)
+            with suppress(ValueError):  # destroyed meanwhile
+                break_group(group)
