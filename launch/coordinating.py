@@ -51,7 +51,7 @@ def main() -> None:
 async def _coordinate(duties: Duties) -> None:
     stop = asyncio.Event()
     _stop_with_input(stop)
-    with _plans(duties) as plan_for:
+    with plans_of(duties) as plan_for:
         await serve(
             Settings(devices=duties.plan.devices),
             Path(duties.journal),
@@ -65,15 +65,15 @@ async def _coordinate(duties: Duties) -> None:
 
 
 @contextmanager
-def _plans(duties: Duties) -> Iterator[PlanFor]:
+def plans_of(duties: Duties) -> Iterator[PlanFor]:
+    """What the coordinator asks: the job's own plan first, then the planner, or what is left of plans."""
+    shrinker = Shrinker(duties.plan)
     with ExitStack() as held:
-        if duties.problem is None:
-            asked: PlanFor = Shrinker(duties.plan).plan_for
-        else:
-            asked = held.enter_context(Planner(duties.problem)).plan_for
+        planner = held.enter_context(Planner(duties.problem)) if duties.problem is not None else shrinker
 
         def plan_for(devices: tuple[str, ...], running: Plan | None) -> Offer | None:
-            offer = asked(devices, running)
+            begins = running is None and set(duties.plan.devices) <= set(devices)
+            offer = (shrinker if begins else planner).plan_for(devices, running)
             too_few = offer is None or len(offer.plan.devices) < duties.min_devices
             return None if too_few else offer
 

@@ -6,6 +6,7 @@ import pytest
 from arachne_runtime.errors import InvalidFileError, UsageError
 from arachne_runtime.plan.files import read_plan, write
 from arachne_runtime.plan.plan import Plan, Stage
+from launch.coordinating import Duties, plans_of
 from launch.elastic_options import Replanning, elastic_job, refuse_together
 
 from .documents import CLUSTER_TOML, written
@@ -33,6 +34,19 @@ def test_a_model_of_the_catalog_needs_a_cluster_alone(files):
     problem = job_of(files, cluster=files[1]).problem
     assert (problem.model.name, problem.first) == ("opt-350m", read_plan(files[0]))
     assert {"a:0", "v-0:0"} <= set(problem.cluster.devices)
+
+
+def test_the_job_begins_with_its_plan_though_the_planner_knows_a_faster_one(files, tmp_path):
+    """OPT-350M of this batch is faster on the two A100 alone."""
+    job = job_of(files, cluster=files[1])
+    duties = Duties(plan=job.plan, journal="", token="", host="", min_devices=2, problem=job.problem)
+    with plans_of(duties) as plan_for:
+        first = plan_for(tuple(sorted(job.plan.devices)), None)
+        later = plan_for(("a:0", "a:1"), job.plan)
+        few = plan_for(("a:0",), job.plan)
+    assert first.plan == job.plan
+    assert (later.plan.devices, later.plan.made_by is None) == (("a:0", "a:1"), False)
+    assert few is None
 
 
 def test_a_plan_that_is_not_of_the_cluster_is_refused(files, tmp_path):

@@ -21,7 +21,7 @@ from .elastic_ranks import undisturbed
 
 ROOT = Path(__file__).parents[1]
 STEPS = 30
-PATIENCE_S = 60
+PATIENCE_S = 100
 
 
 def plan_of(*devices: str) -> Plan:
