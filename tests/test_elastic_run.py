@@ -286,6 +286,28 @@ exec sh -c "$*"
 ELSEWHERE = "192.0.2.7"  # an address for documentation (RFC 5737): never this machine's
 
 
+def test_a_node_that_never_starts_ends_the_job_with_what_ssh_said(tmp_path, monkeypatch):
+    (tmp_path / "ssh").write_text("#!/bin/sh\necho 'ssh: no route to host' >&2\nexit 255\n")
+    (tmp_path / "ssh").chmod(0o755)
+    hosts = f'format = "arachne.hosts/1"\n[node.a]\naddress = "{ELSEWHERE}"\n'
+    (tmp_path / "hosts.toml").write_text(hosts)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    options = ("--hosts", str(tmp_path / "hosts.toml"))
+    code, log = run(tmp_path, monkeypatch, plan_of("a:0"), script(tmp_path, ""), options=options)
+    assert code == 5
+    assert log.count("it starts again in") == 3
+    assert log.endswith("the island of node a exited with code 255\n  ssh: no route to host\n")
+
+
+def test_without_its_store_a_job_ends(tmp_path, monkeypatch):
+    waits = script(tmp_path, "import time\ntime.sleep(300)")
+    with job(tmp_path, monkeypatch, plan_of("a:0"), waits) as running:
+        running.await_(lambda: "arachne status" in running.log, "the job's file")
+        os.kill(running.child("store"), signal.SIGKILL)
+        assert running.process.wait(PATIENCE_S) == 5
+        assert "the c10d store was killed by SIGKILL\nwithout it no group can be formed again" in running.log
+
+
 def words_of_all() -> list[str]:
     """Command line and environment of every process."""
     found = []
