@@ -14,7 +14,7 @@ from launch.simulation.pace import pace_of
 from launch.simulation.plans import PlanTable
 from launch.simulation.policies import POLICIES
 from launch.simulation.replay import replay
-from launch.simulation.trace import Event
+from launch.simulation.trace import Event, Trace
 from planner.search.migrate import change_seconds
 from tests.traces import FREE, GLOBAL_BATCH, HOURS_S, outcomes, played, request, trace
 
@@ -197,19 +197,20 @@ def test_the_only_holder_s_state_comes_from_its_buddy_s_snapshot():
 
 def test_a_loss_of_the_only_holder_costs_the_steps_since_the_snapshot():
     big = request(9, "gpt-neo-2.7b", "V100-16")
-    lost_s = 9000.0
+    lost_s, costs = 9000.0, changed(Costs(), copy_s_per_GB=20.0)
     gone = trace(Event(at_s=lost_s, goes=("n-0",)), nodes=9, duration_s=20000.0)
-    first, *_ = played(gone, Costs(), big)["ours"].changes
+    first, *_ = played(gone, costs, big)["ours"].changes
     table = PlanTable.of(big)
     table.search((9,))
     (known, *_) = table.fitting((9,))
     held = holdings(known.plan, table.request)
     assert "n-0" in held.exposed
     pace = pace_of(
-        known.step_s, held, len(known.plan.devices), state_bytes(big), Costs(),
+        known.step_s, held, len(known.plan.devices), state_bytes(big), costs,
         to_node_loss_s=9 * 3600.0, to_checkpoint_s=3600.0, snapshots=True,
     )  # fmt: skip
     assert pace.snapshot_every is not None
+    assert pace.snapshot_every > 1
     steps = lost_s / pace.whole_step_s
     assert first.source == "snapshot"
     assert first.redone_steps == pytest.approx(steps - steps // pace.snapshot_every * pace.snapshot_every)
@@ -272,3 +273,18 @@ def test_calm_is_the_mean_of_the_last_times_and_grows_while_nothing_happens():
     for number in range(REMEMBERED):
         calm.see(1000.0 + 10 * number)
     assert calm.expected_s(1070.0) == pytest.approx((600.0 + 850.0 + 7 * 10.0) / (1 + REMEMBERED))
+
+
+def test_a_job_that_begins_without_devices_waits_for_them(table):
+    nobody = Trace(
+        name="test",
+        duration_s=HOURS_S,
+        here=(),
+        events=(Event(at_s=500.0, comes=("n-0", "n-1", "n-2", "n-3")),),
+    )
+    found = played(nobody, changed(FREE, start_s=20.0, plan_s=0.5, pause_s=0.45))
+    assert found["oracle"].samples == pytest.approx(rate(table, 4) * (HOURS_S - 500.0))
+    ours = found["ours"]
+    assert ours.seconds["waiting"] == pytest.approx(520.5)
+    assert ours.changes[0].source == "nothing yet"
+    assert ours.samples == pytest.approx(rate(table, 4) * (HOURS_S - 520.95))
