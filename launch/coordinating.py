@@ -8,8 +8,9 @@ import asyncio
 import logging
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
@@ -19,7 +20,7 @@ from arachne_runtime.plan.plan import Plan
 
 from .coordinator.planner_words import Problem
 from .coordinator.planning import Planner
-from .coordinator.server import PlanFor, serve
+from .coordinator.server import serve
 from .coordinator.settings import Settings
 from .coordinator.shrink import Shrinker
 from .coordinator.worth import Offer
@@ -51,33 +52,45 @@ def main() -> None:
 async def _coordinate(duties: Duties) -> None:
     stop = asyncio.Event()
     _stop_with_input(stop)
-    with plans_of(duties) as plan_for:
+    with plans_of(duties) as plans:
         await serve(
             Settings(devices=duties.plan.devices),
             Path(duties.journal),
-            plan_for,
+            plans,
             duties.token,
             host=duties.host,
             port=duties.port,
             started=lambda port: print(port, flush=True),
             stop=stop,
+            assume=plans.assume,
         )
 
 
+@dataclass(frozen=True, slots=True)
+class Plans:
+    """What the coordinator asks, by a call, and what is told of devices that drift from their profile."""
+
+    made_by: Planner | Shrinker
+    min_devices: int
+
+    def __call__(self, devices: tuple[str, ...], running: Plan | None) -> Offer | None:
+        """The job's own plan first, where all its devices are there; None: no plan of enough devices."""
+        offer = self.made_by.plan_for(devices, running)
+        too_few = offer is None or len(offer.plan.devices) < self.min_devices
+        return None if too_few else offer
+
+    def assume(self, slower: Mapping[str, float]) -> None:
+        """Of use to a planner only."""
+        if isinstance(self.made_by, Planner):
+            self.made_by.assume(slower)
+
+
 @contextmanager
-def plans_of(duties: Duties) -> Iterator[PlanFor]:
-    """What the coordinator asks: the job's own plan first, then the planner, or what is left of plans."""
-    shrinker = Shrinker(duties.plan)
+def plans_of(duties: Duties) -> Iterator[Plans]:
+    """From the planner where the job has a problem for it, else what is left of its plan."""
     with ExitStack() as held:
-        planner = held.enter_context(Planner(duties.problem)) if duties.problem is not None else shrinker
-
-        def plan_for(devices: tuple[str, ...], running: Plan | None) -> Offer | None:
-            begins = running is None and set(duties.plan.devices) <= set(devices)
-            offer = (shrinker if begins else planner).plan_for(devices, running)
-            too_few = offer is None or len(offer.plan.devices) < duties.min_devices
-            return None if too_few else offer
-
-        yield plan_for
+        planner = held.enter_context(Planner(duties.problem)) if duties.problem is not None else None
+        yield Plans(planner or Shrinker(duties.plan), duties.min_devices)
 
 
 def _stop_with_input(stop: asyncio.Event) -> None:

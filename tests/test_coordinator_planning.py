@@ -64,6 +64,25 @@ def test_an_offer_uses_what_is_there_and_is_no_worse_than_what_is_left(gone):
     assert answer.offer.running_samples_per_s == 0 or set(first.devices) <= set(without(*gone))
 
 
+def test_a_job_begins_with_the_plan_that_it_was_given():
+    lone = _one_device("a-0:0")  # no search would have it
+    uneven = msgspec.structs.replace(problem().first, pipelines=lone, predicted=None)
+    own = msgspec.structs.replace(problem(), first=uneven)
+    every = Offers(own).answer(Question(number=1, devices=CLUSTER.devices)).offer
+    assert every.plan == uneven
+    assert every.compute_s.keys() == {"a-0:0"}
+    fewer = Offers(own).answer(Question(number=2, devices=without("a-0:0"))).offer
+    assert fewer.plan != uneven
+    later = Offers(own).answer(Question(number=3, devices=CLUSTER.devices, running=uneven)).offer
+    assert later.samples_per_s > every.samples_per_s
+
+
+def _one_device(device: str) -> tuple[Pipeline, ...]:
+    blocks = len(problem().model.blocks)
+    stage = Stage(layers=(0, blocks), recompute=True, replicas=(Replica(devices=(device,), share=1),))
+    return (Pipeline(micro_batches=64, micro_batch=1, stages=(stage,)),)
+
+
 def test_both_plans_are_priced_alike_and_a_change_has_its_price():
     fewer = Offers(problem()).answer(
         Question(number=1, devices=without("a-0:0", "a-0:1"), running=problem().first)
@@ -107,8 +126,10 @@ def test_what_cannot_be_planned_is_told_apart_from_a_fault():
 
 
 def test_a_search_is_given_up_for_a_newer_question():
+    question = Question(number=1, devices=CLUSTER.devices, running=problem().first)
+    offers = Offers(problem(), is_superseded=lambda: True)
     with pytest.raises(SupersededError):
-        Offers(problem(), is_superseded=lambda: True).answer(Question(number=1, devices=CLUSTER.devices))
+        offers.answer(question)
 
 
 def test_the_process_answers_while_others_work_and_survives_its_death():

@@ -45,17 +45,31 @@ class Offers:
         running = here.there(question.running) if question.running is not None else None
         request = self._request(here, running, slowed)
         try:
-            offer = self._best(request, here, running)
+            offer = (
+                self._begun(request, here) if self._begins(question) else self._best(request, here, running)
+            )
         except (NoFeasiblePlanError, NotMeasuredError) as error:
             return Answer(number=question.number, no_plan=str(error))
-        is_running = running is not None and same_layout(offer.plan, running)
         told = replace(
             offer,
-            plan=question.running if is_running and question.running is not None else here.back(offer.plan),
+            plan=self._known(offer.plan, here, question) or here.back(offer.plan),
             compute_s=here.devices_back(computed(offer.plan, request)),
             running_compute_s=here.devices_back(computed(running, request)) if running is not None else {},
         )
         return Answer(number=question.number, offer=told)
+
+    def _begins(self, question: Question) -> bool:
+        """Whether the job begins with all devices of the plan that it was given."""
+        return question.running is None and set(self._problem.first.devices) <= set(question.devices)
+
+    def _begun(self, request: Request, here: Cut) -> Offer:
+        first = here.there(self._problem.first)
+        return Offer(plan=first, samples_per_s=_priced(first, request))
+
+    def _known(self, plan: Plan, here: Cut, question: Question) -> Plan | None:
+        """The running or the first plan as it is, where a rank sees no difference."""
+        known = (one for one in (question.running, self._problem.first) if one is not None)
+        return next((one for one in known if same_layout(plan, here.there(one))), None)
 
     def _request(self, here: Cut, running: Plan | None, slowed: Slowed) -> Request:
         problem = self._problem
