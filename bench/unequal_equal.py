@@ -46,7 +46,7 @@ class Cost:
 
 def equal_results(quick: bool) -> Iterator[Result]:
     """CPU time and wall of a step, in pairs."""
-    size, pairs = Size(256, sequence=32, blocks=6, rows=8), 12 if quick else 41
+    size, pairs = Size(256, sequence=32, blocks=6, rows=8), 12 if quick else 81
     learning = QUICK_LEARNING_STEPS if quick else LEARNING_STEPS
     size = replace(size, rows=4) if quick else size
     found = run_ranks(NUM_RANKS, costs, size, pairs, learning, timeout_s=600)[0]

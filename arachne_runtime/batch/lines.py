@@ -4,7 +4,7 @@ All replicas are learnt side by side in arrays, by arithmetic on elements only: 
 bits from the same readings, which sums over arrays or logarithms of another build of NumPy would not give.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -16,6 +16,8 @@ from .state import FitState, Row
 
 Floats: TypeAlias = NDArray[np.float64]
 Marks: TypeAlias = NDArray[np.bool_]
+Keep: TypeAlias = Callable[[Floats, Floats], Floats]
+"""(new, old) → the values that are kept."""
 
 _TINY_S = 1e-6
 """Seconds below which a reading counts as this: it decides nothing."""
@@ -170,14 +172,13 @@ class LineFits:
         doubt = 1 + leverage  # variance of the error in those of a reading
         off = error / np.sqrt(self._variance * doubt)
         weight = np.minimum(1.0, _HUBER / np.maximum(np.abs(off), _HUBER))
-        self._update(x, y, error, weight * (1 - self._forget / leverage), weight, fresh)
-        self._spread(error * error / doubt, fresh)
+        keep = _keeper(fresh)
+        self._update(x, y, error, weight * (1 - self._forget / leverage), weight, keep)
+        self._spread(error * error / doubt, keep)
         oldest, older, last = self._ratios
-        self._ratios = [
-            np.where(fresh, new, old) for new, old in ((older, oldest), (last, older), (1 + error, last))
-        ]
+        self._ratios = [keep(new, old) for new, old in ((older, oldest), (last, older), (1 + error, last))]
         near_log = off / (1 + error / 2)  # as far off at a third of the time as at three times of it
-        drifted = fresh & self._alarm(near_log, fresh)
+        drifted = fresh & self._alarm(near_log, keep)
         self._restart(samples, drifted)
         return drifted
 
@@ -187,32 +188,26 @@ class LineFits:
         apart = known.a * known.c - known.b * known.b > _LEAST_DETERMINANT * known.a * known.c
         return apart & np.isfinite(self._intercept) & np.isfinite(self._slope) & np.isfinite(known.c)
 
-    def _update(
-        self, x: Floats, y: Floats, error: Floats, more: Floats, weight: Floats, fresh: Marks
-    ) -> None:
+    def _update(self, x: Floats, y: Floats, error: Floats, more: Floats, weight: Floats, keep: Keep) -> None:
         """Learn from a row (x, y); ``more`` is what it adds less what is forgotten of the same direction."""
         known = self._known
         new = _Information(known.a + more * x * x, known.b + more * x * y, known.c + more * y * y)
         u, v = new.solve(weight * error * x, weight * error * y)
-        self._intercept = np.where(fresh, self._intercept + u, self._intercept)
-        self._slope = np.where(fresh, self._slope + v, self._slope)
-        self._known = _Information(
-            np.where(fresh, new.a, known.a),
-            np.where(fresh, new.b, known.b),
-            np.where(fresh, new.c, known.c),
-        )
+        self._intercept = keep(self._intercept + u, self._intercept)
+        self._slope = keep(self._slope + v, self._slope)
+        self._known = _Information(keep(new.a, known.a), keep(new.b, known.b), keep(new.c, known.c))
 
-    def _spread(self, square: Floats, fresh: Marks) -> None:
+    def _spread(self, square: Floats, keep: Keep) -> None:
         """Average the squared relative deviation of readings; one far off counts as three deviations."""
         share = 1 / (np.minimum(self._count, _NOISE_READINGS) + _PRIOR_NOISE_READINGS)
         seen = np.minimum(square, 9 * self._variance)
         new = np.maximum(self._variance + share * (seen - self._variance), _LEAST_NOISE**2)
-        self._variance = np.where(fresh, new, self._variance)
+        self._variance = keep(new, self._variance)
 
-    def _alarm(self, off: Floats, fresh: Marks) -> Marks:
+    def _alarm(self, off: Floats, keep: Keep) -> Marks:
         step = np.minimum(np.maximum(off, -_CLIP), _CLIP)
-        self._above = np.where(fresh, np.maximum(self._above + step - _SLACK, 0.0), self._above)
-        self._below = np.where(fresh, np.maximum(self._below - step - _SLACK, 0.0), self._below)
+        self._above = keep(np.maximum(self._above + step - _SLACK, 0.0), self._above)
+        self._below = keep(np.maximum(self._below - step - _SLACK, 0.0), self._below)
         return np.maximum(self._above, self._below) > _ALARM
 
     def _restart(self, samples: Floats, drifted: Marks) -> None:
@@ -227,6 +222,13 @@ class LineFits:
         kept = np.where(drifted, kept, 1.0)
         self._known = _Information(self._known.a * kept, self._known.b * kept, self._known.c * kept)
         self._above, self._below = (np.where(drifted, 0.0, g) for g in (self._above, self._below))
+
+
+def _keeper(fresh: Marks) -> Keep:
+    """Takes new values where ``fresh``, old ones elsewhere: as a rule all are, in every step."""
+    if fresh.all():
+        return lambda new, old: new
+    return lambda new, old: np.where(fresh, new, old)
 
 
 def _rows(arrays: Iterable[Floats]) -> tuple[Row, Row, Row]:

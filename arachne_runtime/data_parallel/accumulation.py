@@ -40,15 +40,15 @@ class Accumulation:
             self._bring_back()
 
     def source(self, place: int) -> Tensor | None:
-        """The gradient of a parameter, to be weighed by ``weight``."""
+        """The gradient of a parameter, to be weighed by ``factor``."""
         if self._aside is None:
             return self._parameters[place].grad
         return None if self._weight is None else self._aside[place]
 
     @property
-    def weight(self) -> float:
-        """Of all gradients that the sum takes."""
-        return self._weight or 0.0
+    def factor(self) -> Tensor:
+        """The weight of all gradients that the sum takes: a tensor, else one is made for each of them."""
+        return torch.tensor(self._weight or 0.0, dtype=torch.float64)
 
     @property
     def is_empty(self) -> bool:

@@ -52,8 +52,8 @@ class Bucket:
         self.num_waiting = len(self.parameters)
         self.given = [False] * self.num_waiting
 
-    def take(self, index: int, gradient: Tensor | None, weight: float) -> None:
-        """Take over a parameter's gradient, times ``weight``; the parameter then holds the view.
+    def take(self, index: int, gradient: Tensor | None, factor: Tensor) -> None:
+        """Take over a parameter's gradient, times ``factor``; the parameter then holds the view.
 
         At once, while the gradient is in the processor's cache: 25 MB later they were read from memory again.
 
@@ -77,7 +77,7 @@ class Bucket:
                 "summed over ranks; make its embedding with sparse=False"
             )
         view = self.views[index]
-        torch.mul(gradient.detach() if gradient.requires_grad else gradient, weight, out=view)
+        torch.mul(gradient.detach() if gradient.requires_grad else gradient, factor, out=view)
         self.parameters[index].grad = view
         self.given[index] = True
 

@@ -119,7 +119,7 @@ class Link:
     sharing: Sharing
     turn: Turn | None = None
     readings: Sequence[Reading] | None = None
-    """Of the last sum that brought any; the loader takes them away."""
+    """Of the last sum that brought any, where it is not learnt from at once; the loader takes them away."""
     noise: Sequence[NoiseReading] = ()
     """By parameter group, as told with the last sum; the loader takes it away."""
     adaptation: "Adaptation | None" = None
@@ -169,6 +169,16 @@ class Link:
                     stacklevel=2,
                 )
         return 1 / self.peers.num_ranks
+
+    def hear(self, readings: Sequence[Reading]) -> None:
+        """Of the sum before, on all ranks, while this one's last message travels: time to learn from them.
+
+        Where several models train in a step, the last one's count, once the step is over.
+        """
+        if len(self._reducers) == 1:
+            self.sharing.observe(readings)
+        else:
+            self.readings = readings
 
     def begin_step(self, loader: object) -> None:
         """A loader is asked for a step: learn from the last one."""

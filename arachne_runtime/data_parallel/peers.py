@@ -6,8 +6,10 @@ from dataclasses import dataclass
 from enum import IntEnum, auto
 from typing import NoReturn
 
+import numpy as np
 import torch
 import torch.distributed as dist
+from numpy.typing import NDArray
 from torch import Tensor
 
 from ..errors import UsageError
@@ -98,9 +100,10 @@ class Peers:
         """
         told = [float(place), float(number), *mine]
         width = -(-len(told) // _WIDTH) * _WIDTH
-        values = torch.zeros(self.num_ranks, width, dtype=torch.float64)
-        values[self.rank, : len(told)] = torch.tensor(told, dtype=torch.float64)
-        work = None if self.control is None else self.control.allreduce([values])
+        values = np.zeros((self.num_ranks, width))
+        values[self.rank, : len(told)] = told
+        message = torch.from_numpy(values)
+        work = None if self.control is None else self.control.allreduce([message])
         return Table(values[:, : len(told)], self.rank, work)
 
     def broadcast(self, values: Tensor) -> None:
@@ -119,7 +122,7 @@ def refuse_unmet() -> None:
 class Table:
     """Numbers on their way: a sum in which each rank has a row, so that what is added are zeros."""
 
-    values: Tensor
+    values: NDArray[np.float64]
     """Shape ``(ranks, 2 + numbers)``: first the place in the script, and its number."""
     rank: int
     work: dist.Work | None

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.autograd import Variable
 
-from ..batch import NoiseReading, Reading, Tails
+from ..batch import NoiseReading, Tails
 from ..errors import UsageError
 from .accumulation import Accumulation
 from .bucket import Bucket, cut
@@ -55,6 +55,8 @@ class Reducer:
         self._parameters = [p for p in module.parameters() if p.requires_grad]
         self._frozen = [p for p in module.parameters() if not p.requires_grad]
         self._accumulation = Accumulation(self._parameters)
+        self._factor = self._accumulation.factor
+        """Of this rank's gradients in the sum to come."""
         self._order: list[int] | None = None
         """Places of parameters in the order in which their gradients became ready; None: it is settled."""
         self._build(range(len(self._parameters) - 1, -1, -1))
@@ -144,7 +146,7 @@ class Reducer:
             self._order.append(place)
         index, within = self._home[place]
         bucket = self._buckets[index]
-        bucket.take(within, self._accumulation.source(place), self._accumulation.weight)
+        bucket.take(within, self._accumulation.source(place), self._factor)
         if not bucket.num_waiting:
             assert self._passage is not None
             self._passage.ready[index] = self._clock.mark()
@@ -159,6 +161,7 @@ class Reducer:
         weight = self._link.weight()
         self._meters[1].open(self._link.turn, weight, is_weighed=not self._is_apart)
         self._accumulation.begin(weight)
+        self._factor = self._accumulation.factor
         if self._sync:
             self._open()
 
@@ -196,7 +199,7 @@ class Reducer:
         bucket = self._buckets[k]
         for index, place in enumerate(self._places[k]):
             if not bucket.given[index]:  # nothing in this backward, but perhaps in an earlier one
-                bucket.take(index, self._accumulation.source(place), self._accumulation.weight)
+                bucket.take(index, self._accumulation.source(place), self._factor)
         bucket.close()
         if not self._is_apart:
             self._meters[1].add(self._squared_norms(k))
@@ -296,7 +299,7 @@ class Reducer:
         self.noise = self._meters[0].readings([numbers[num_times:-1] for numbers in found], self._tails)
         self._link.noise = self.noise
         if all(numbers[2] > 0 for numbers in found):
-            self._link.readings = self._readings(found)
+            self._link.hear([reading_of(numbers, len(self._buckets)) for numbers in found])
 
     def _outcome(self, cap: int | None) -> Sequence[Failure]:
         """Which ranks have failed, once every message has arrived.
@@ -323,9 +326,6 @@ class Reducer:
             for rank, (failed, rows, fitting) in enumerate(told.rows())
             if failed
         ]
-
-    def _readings(self, found: Sequence[Sequence[float]]) -> list[Reading]:
-        return [reading_of(numbers, len(self._buckets)) for numbers in found]
 
     def _fail(self, failures: Sequence[Failure]) -> None:
         self._finished = self._passage = None
