@@ -97,7 +97,6 @@ def goes_on_without(folder):
     if worlds.process == 1:
         checkpoints.close(failed=True)
         return None
-    checkpoints.abandon()
     with worlds.entered([0], 2) as together:
         engine = replan(old, make(CASE, ALONE), together, node([0])).commit(engine)
         engine.step(CASE.batch(1))

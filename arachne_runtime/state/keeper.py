@@ -2,6 +2,8 @@
 
 import threading
 import time
+import warnings
+import weakref
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -9,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
+import torch.distributed as dist
 
 from ..data.batch import StepBatch
 from ..engine import Engine, StepReport
@@ -136,7 +139,8 @@ class Checkpoints:
             OSError: This process could not write.
 
         """
-        self.abandon()
+        if self._writing is not None:
+            self._writing.stop.set()
         final = self._folder_of(self._engine.num_steps)
         return save_alone(self._engine, final, self._positions(), timeout_s, self._publish)
 
@@ -147,10 +151,18 @@ class Checkpoints:
             raise writing.error
 
     def _joined(self) -> "_Writing | None":
+        """What was written, at its end; where the processes are others by now, files may never come."""
         writing, self._writing = self._writing, None
-        if writing is not None:
-            assert writing.thread is not None
-            writing.thread.join()
+        if writing is None:
+            return None
+        is_here = writing.world is None or writing.world() is dist.group.WORLD
+        if not is_here:
+            writing.stop.set()
+        assert writing.thread is not None
+        writing.thread.join()
+        if not is_here and writing.error is not None:
+            warnings.warn(f"{writing.final} was given up, as processes went: {writing.error}", stacklevel=2)
+            writing.error = None
         return writing
 
     def _settle(self) -> None:
@@ -180,11 +192,6 @@ class Checkpoints:
             self._writing.thread.join(CLOSE_S)
             self._writing = None
         self.wait()
-
-    def abandon(self) -> None:
-        """A process that writes may be gone: what is not complete now becomes no checkpoint, and no error."""
-        if self._writing is not None:
-            self._writing.stop.set()
 
     @property
     def _together(self) -> Together:
@@ -255,6 +262,10 @@ class Checkpoints:
         return manifest.feeds
 
 
+def _world() -> "weakref.ref[dist.ProcessGroup] | None":
+    return weakref.ref(dist.group.WORLD) if dist.group.WORLD is not None else None
+
+
 @dataclass(slots=True)
 class _Writing:
     """One attempt of one rank."""
@@ -266,6 +277,8 @@ class _Writing:
     error: Exception | None = None
     stop: threading.Event = field(default_factory=threading.Event)
     thread: threading.Thread | None = None
+    world: "weakref.ref[dist.ProcessGroup] | None" = field(default_factory=_world)
+    """Of the processes that write it; held weakly, since a group lives as long as anything holds it."""
 
     def take(self, engine: Engine, *, copies: bool) -> None:
         """Make room on the disk, and take the state."""
