@@ -4,6 +4,7 @@ import os
 import signal
 import threading
 import time
+from contextlib import suppress
 from functools import cache
 from itertools import pairwise
 
@@ -157,6 +158,22 @@ def test_the_process_answers_while_others_work_and_survives_its_death():
         assert planner._child.pid != child
         tooth = planner.plan_for(("a-0:0",), None)
         assert tooth.plan.devices == ("a-0:0",)
+
+
+def test_one_that_is_closed_in_the_middle_of_a_question_starts_no_other_process():
+    def ask():
+        with suppress(PlannerError):  # and nothing may be left of the plan
+            planner.plan_for(without("b:0"), problem().first)
+
+    with Planner(problem()) as planner:
+        asked = threading.Thread(target=ask)
+        asked.start()
+        while not planner._child._waiting:
+            time.sleep(0.001)
+        child = planner._child.pid
+        planner.close()
+        asked.join(5)
+        assert (asked.is_alive(), planner._child.pid) == (False, child)
 
 
 def test_a_planner_that_hangs_or_fails_leaves_what_is_left_of_the_plan():

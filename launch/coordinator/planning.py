@@ -43,6 +43,7 @@ class Planner:
         self._lock = threading.Lock()
         self._number = 0
         self._slower: dict[str, float] = {}
+        self._is_closed = False
         self._child = _Child(problem)
 
     def plan_for(self, devices: tuple[str, ...], running: Plan | None) -> Offer | None:
@@ -74,6 +75,7 @@ class Planner:
     def close(self) -> None:
         """End the process."""
         with self._lock:
+            self._is_closed = True
             self._child.close()
 
     def __enter__(self) -> Self:
@@ -84,6 +86,8 @@ class Planner:
 
     def _ask(self, devices: tuple[str, ...], running: Plan | None) -> Answer:
         with self._lock:
+            if self._is_closed:
+                raise PlannerError("the planner is closed")
             if not self._child.is_alive:
                 self._child.close()
                 self._child = _Child(self._problem)
