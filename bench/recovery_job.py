@@ -1,5 +1,6 @@
 """A script of an elastic job on real engines, and a job of such processes that a test disturbs."""
 
+import faulthandler
 import multiprocessing
 import os
 import queue
@@ -18,7 +19,7 @@ import torch.distributed as dist
 from torch import nn
 
 import arachne_runtime as arachne
-from arachne_runtime.elastic import joining
+from arachne_runtime.elastic import joining, patience
 from arachne_runtime.engine import Engine
 from arachne_runtime.engine import engine as engine_module
 from arachne_runtime.engine.bucket import Bucket
@@ -119,6 +120,8 @@ class Fault(NamedTuple):
     signal: int = signal.SIGKILL
     joined_at: int = -1
     """The step before which it waits for a joiner."""
+    hangs: bool = False
+    """It does not get the signal, but stands still, and has patience of half a second."""
     has_memory: bool = True
     """For snapshots; a process of a job in which any lacks it has none."""
 
@@ -154,6 +157,9 @@ def set_trap(fault: Fault, told) -> None:
         if engines and engines[0].num_steps - (fault.where == "applied") == fault.step and once:
             once.clear()
             told.send(("fault", time.monotonic()))
+            if fault.hangs:
+                patience.PATIENCE_S = 0.5
+                time.sleep(1000)
             os.kill(os.getpid(), fault.signal)
         return function(*words, **options)
 
@@ -228,8 +234,9 @@ def train(
 
 
 def live(told, device, coordinator, token, store_port, num_steps, fault, inner, pace_s) -> None:
-    """The process of one device."""
+    """The process of one device; SIGUSR1 shows where it is."""
     torch.set_num_threads(1)
+    faulthandler.register(signal.SIGUSR1)
     os.environ.update(environment(device, coordinator, token, store_port, told))
     joining.SNAPSHOT_STEPS = SNAPSHOT_STEPS
     if not fault.has_memory:

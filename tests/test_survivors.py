@@ -71,6 +71,15 @@ def test_another_dies_while_the_next_generation_forms(tmp_path, wanted, where):
         print(told.changes)
 
 
+def test_a_rank_that_stands_still_ends_by_itself(tmp_path, wanted):
+    """As one in a send that gloo leaves half written: its device is free for a fresh process."""
+    alone = plan_of((3, stage((0, 5), (4, "a:0"))))
+    faults = {"a:2": Fault(FAULT, "sums"), "a:1": Fault(FAULT, "sums", hangs=True)}
+    with job(tmp_path, (WIDE, alone), faults) as running:
+        assert running.hear("a:1", "exit") == 75
+        check(running.hear("a:0", "end"), wanted)
+
+
 @pytest.mark.parametrize("where", ["batch", "tally"])
 def test_an_evaluation_is_repeated(tmp_path, wanted, where):
     """One rank dies in its second batch, or as the losses of all are added."""

@@ -10,13 +10,14 @@ from datetime import timedelta
 from torch._C._distributed_c10d import TCPStore
 
 from ..making import EngineMaker
-from ..membership.client import JobDoneError, MemberClient, RefusedError
+from ..membership.client import JobDoneError, MemberClient, RefusedError, Stop
 from ..membership.watch import Watch, break_group
 from ..state.buddy import Snapshots
 from ..state.feeds import Feeds
 from ..surroundings import LEFT_OUT_CODE, Elastic
 from ..units import Seconds
 from .entering import Entering
+from .patience import Patience
 from .survivor import Survivor
 
 SNAPSHOT_STEPS = 100
@@ -36,7 +37,13 @@ def survivor_of(
     host, port = elastic.store
     store = TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=limit)
     watch = until.enter_context(Watch())
-    client = MemberClient(elastic.coordinator, elastic.token, elastic.device, watch.on_stop)
+    patience = Patience()
+
+    def on_stop(stop: Stop) -> None:
+        watch.on_stop(stop)
+        patience.on_stop(stop)
+
+    client = MemberClient(elastic.coordinator, elastic.token, elastic.device, on_stop)
     until.callback(client.close)
     _tell_agent(elastic.member_descriptor, client.member.incarnation)
     if threading.current_thread() is threading.main_thread():
@@ -45,7 +52,7 @@ def survivor_of(
     feeds.keeps_batches = True
     snapshots = Snapshots(SNAPSHOT_STEPS, break_group)
     entering = Entering(client.member, store, watch, make, feeds, snapshots, timeout_s)
-    survivor = Survivor(client, watch, entering)
+    survivor = Survivor(client, watch, patience, entering)
     until.callback(survivor.close)
     return survivor
 

@@ -8,6 +8,7 @@ the others, who come through here again.
 import sys
 import time
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -24,6 +25,7 @@ from ..units import Seconds
 from .between import Between, again
 from .entering import Entering, Entry
 from .lost import first_line, is_lost_peer
+from .patience import Patience
 from .standing import obey, report_of
 from .step_start import StepStart
 
@@ -33,6 +35,8 @@ COMPLETED_S: Seconds = 900.0
 """More than a coordinator waits for members to be ready (600 s by default)."""
 FIRST_RECORD_S: Seconds = 30 * 24 * 3600.0
 """A device that no plan uses waits as long as the job takes; its node's agent ends it with the job."""
+LOOK_S: Seconds = 0.05
+"""Between two looks whether a generation still goes on."""
 VERDICT_S: Seconds = 4.0
 """After an error that may come from a lost peer and may not: the coordinator declares one dead in 2 s."""
 
@@ -45,6 +49,7 @@ class Survivor:
 
     client: MemberClient
     watch: Watch
+    patience: Patience
     entering: Entering
     on_entered: Callable[[Record, int], None] = lambda record, rank: None
     """Told of each generation that counts, and of this process's rank in it."""
@@ -119,6 +124,7 @@ class Survivor:
     def close(self) -> None:
         """Leave the groups; the client and the watch are its owner's."""
         self.watch.release()
+        self.patience.left()
         self.entering.end_snapshots()
         if self.engine is not None:
             self.engine.close()
@@ -135,9 +141,18 @@ class Survivor:
         return self._once(engine, self.entering.feeds.reload(batch, engine))
 
     def _once(self, engine: Engine, batch: Any) -> StepReport:
-        self.entering.snapshots.before_step(engine, self.entering.feeds)
+        snapshots = self.entering.snapshots
+        if engine.num_steps % snapshots.every == 0:  # it waits for the copy before
+            self._await_copy()
+        snapshots.before_step(engine, self.entering.feeds)
         self._start = StepStart.of(engine)
         return engine.step_once(batch)
+
+    def _await_copy(self) -> None:
+        """Until the copy under way has ended, unless the generation ends: then it may not (see ``leave``)."""
+        while not self.entering.snapshots.ends_within(LOOK_S):
+            if isinstance(self.client.stop, Freeze):
+                raise RuntimeError("a copy of the state was under way as the generation ended")
 
     def _repeated(self, action: Callable[[], T], engine: Engine, number: int) -> T:
         """What the action gives, in as many generations as it takes; ``number``: steps done before it.
@@ -191,8 +206,12 @@ class Survivor:
         if why:
             self.client.failed(why)
             self.watch.break_all()
+        else:
+            with suppress(RuntimeError):  # a peer is lost now
+                self._await_copy()
         self.entering.snapshots.leave()
         self.watch.release()
+        self.patience.left()
         self.client.frozen(report_of(self.engine) if self.engine is not None else None)
         if entry is not None:
             entry.drop()

@@ -151,9 +151,8 @@ class Engine:
         that a lost rank cuts short is not repeated."""
         self._on_step = on_step
         self._is_open = True
-        self._program = lru_cache(KEPT_PROGRAMS)(
-            lambda num_rows: Program.of(plan, self.places, num_rows, self._summed)
-        )
+        places, summed = self.places, self._summed
+        self._program = lru_cache(KEPT_PROGRAMS)(lambda num_rows: Program.of(plan, places, num_rows, summed))
 
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         """Global name and parameter of all that this rank holds, by block; those that blocks share last."""
@@ -213,6 +212,7 @@ class Engine:
         own = ("on_applied", "after_step", "wants_change", "is_change_wanted", "survival", "open")
         vars(self).update(vars(other) | {name: vars(self)[name] for name in own})
         self._run = replace(other._run, told=self._told)
+        vars(other).clear()  # it is in cycles, and would hold this state beyond the next change
 
     def step(self, batch: Any) -> StepReport:
         """Forward, backward, reduction and optimizer step on one global batch.

@@ -33,6 +33,8 @@ T = TypeVar("T")
 
 CHUNK_BYTES: Bytes = 16 * 2**20
 """Of one message in the background, behind which one of a step may wait: 160 ms of a link of 100 MB/s."""
+LEAVE_S: Seconds = 0.2
+"""How long a copy may still take to notice that its group is broken."""
 _STATES_TO_COME = 2
 """Of each element, before the first step has made them: as Adam has."""
 _HEADER = 2
@@ -128,13 +130,24 @@ class Snapshots:
         self._thread.start()
 
     def leave(self) -> None:
-        """The generation has ended, and its groups are broken or all ranks have finished: let go of them."""
-        self._join()
+        """The generation has ended, and its groups are broken or all ranks have finished: let go of them.
+
+        A copy in the middle of a send does not notice that: gloo lets what is half written wait until the
+        group's time limit (docs/negative-results.md). It is left alone, and counts for nothing.
+        """
+        self.ends_within(LEAVE_S)
+        self._thread = None
         self._kept = [copy for copy in self._kept if copy.is_whole]
         if self._group is not None:
             with suppress(ValueError):  # with the default group it is gone already
                 dist.destroy_process_group(self._group)
         self._group = self._buddies = None
+
+    def ends_within(self, timeout_s: Seconds) -> bool:
+        """Whether no copy is under way any more, after that time."""
+        if self._thread is not None:
+            self._thread.join(timeout_s)
+        return self._thread is None or not self._thread.is_alive()
 
     def common(self, together: Together) -> int:
         """Steps done at the newest copy that all processes have, but for those that have none; all call it.
@@ -193,8 +206,9 @@ class Snapshots:
             dist.barrier(group)
             self._count()
         except Exception as error:
+            if self._thread is not threading.current_thread():
+                return  # its generation is over
             self._fault = error
-        if self._fault is not None:
             self.break_group(group)  # others would wait for this process
 
 
