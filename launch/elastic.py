@@ -7,7 +7,6 @@ import asyncio
 import os
 import secrets
 import signal
-import sys
 import time
 from collections.abc import Callable, Coroutine, Iterator, Mapping
 from contextlib import contextmanager
@@ -16,7 +15,7 @@ from pathlib import Path
 
 import msgspec
 
-from arachne_runtime.errors import ArachneError, NoFeasiblePlanError
+from arachne_runtime.errors import NoFeasiblePlanError
 from arachne_runtime.membership.channel import new_token
 from arachne_runtime.plan.cluster import node_of
 from arachne_runtime.plan.plan import Plan
@@ -25,7 +24,7 @@ from arachne_runtime.units import Seconds
 from .coordinating import Duties
 from .coordinator.planner_words import Problem
 from .course import Course
-from .elastic_log import EventLog
+from .elastic_log import EventLog, show
 from .failure import NodeLostError
 from .helper import Helper, end_all, module
 from .hosts import Hosts
@@ -181,7 +180,7 @@ class ElasticRun:
         async def guarded() -> None:
             try:
                 await work
-            except (ArachneError, OSError) as error:
+            except Exception as error:  # a bug of ours would leave the job without its keeper
                 self.end(error)
 
         self._tasks.add(asyncio.get_running_loop().create_task(guarded()))
@@ -210,13 +209,15 @@ class ElasticRun:
         patience, helper = _Patience(), self._helpers["coordinator"]
         while True:
             await helper.listen(self._log.coordinator)
+            if self.result.done():  # not before: ranks that end may still ask it
+                break
             pause_s = patience.after(helper, how := await helper.complaint())
             self._log.say(f"{how}; it goes on from its journal in {pause_s:g} s, ranks train on meanwhile")
             await asyncio.sleep(pause_s)
             helper = await self._coordinator()
 
     async def _guard_store(self, store: Helper) -> None:
-        await store.listen(sys.stderr.write)
+        await store.listen(show)
         raise NodeLostError(f"{await store.complaint()}\nwithout it no group can be formed again")
 
     async def _follow(self) -> None:
@@ -238,7 +239,7 @@ class ElasticRun:
             del self._islands[node.name]
             await asyncio.to_thread(_sweep, run)
             self._course.lost(node.devices)
-            if node.name in self._left or self._course.is_ending or self._course.error:
+            if node.name in self._left or self._is_over:
                 break
             begins = self._ledger.completed == 0
             pause_s = patience.after(island, how := await island.complaint(), may_give_up=begins)
@@ -265,8 +266,7 @@ class ElasticRun:
     def _hear(self, text: str) -> bool:
         """A line of an island, and whether it is one of a rank; else it is a word for us."""
         if not text.startswith(WORD_MARK):
-            sys.stderr.write(text)
-            sys.stderr.flush()
+            show(text)
             return True
         self._obey(read_told(text.removeprefix(WORD_MARK).encode()))
         return False
@@ -282,6 +282,11 @@ class ElasticRun:
                     if island := self._islands.get(node_of(order.device)):
                         island.say(line(order))
                 self._judge()
+
+    @property
+    def _is_over(self) -> bool:
+        """Whether nothing is started again."""
+        return self._course.is_ending or self._course.error is not None or self.result.done()
 
     def _judge(self) -> None:
         """Whether that was the end."""

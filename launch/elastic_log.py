@@ -3,6 +3,7 @@
 import re
 import sys
 import time
+from contextlib import suppress
 
 from arachne_runtime.membership.decision import Verdict
 from arachne_runtime.membership.messages import Completed, Published, Record
@@ -15,6 +16,13 @@ _GLOOS_WORDS = re.compile(r"\[/\S+:\d+\] |\. This is typically caused by.*")
 """Where in gloo's sources an error was found, and its advice, which is none here."""
 _STOPS = (": freezing, ", ": changing, ")
 """In lines of the coordinator: from the first of them on the job stands still, or will."""
+
+
+def show(text: str) -> None:
+    """Whole lines on standard error; whose reader has left, the job goes on."""
+    with suppress(OSError):
+        sys.stderr.write(text)
+        sys.stderr.flush()
 
 
 class EventLog:
@@ -30,7 +38,7 @@ class EventLog:
     def say(self, text: str) -> None:
         """One event."""
         if not self.is_quiet:
-            print(f"[job {time.strftime('%H:%M:%S')}] {text}", file=sys.stderr, flush=True)
+            show(f"[job {time.strftime('%H:%M:%S')}] {text}\n")
 
     def coordinator(self, line: str) -> None:
         """A line that the coordinator logged."""

@@ -245,6 +245,23 @@ def test_a_script_without_a_session_ends_as_it_does_anywhere(tmp_path, monkeypat
     assert "[a:0] 64 characters\n" in log
 
 
+def test_a_reader_who_has_left_ends_nothing(tmp_path, monkeypatch):
+    """As in `arachne run --elastic ... 2>&1 | head -1`."""
+    text = "import sys, time\nfor _ in range(20):\n    print('again', file=sys.stderr)\n    time.sleep(0.1)\n"
+    text += f"open({str(tmp_path / 'done')!r}, 'w').close()\n"
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    write(plan_of("a:0"), tmp_path / "plan.json")
+    command = [sys.executable, "-m", "launch", "run", "--elastic", str(tmp_path / "plan.json"), "--"]
+    variables = {**os.environ, "PYTHONPATH": str(ROOT)}
+    process = subprocess.Popen(
+        [*command, script(tmp_path, text)], stderr=subprocess.PIPE, text=True, env=variables
+    )
+    with process.stderr:
+        process.stderr.readline()
+    assert process.wait(PATIENCE_S) == 0
+    assert (tmp_path / "done").exists()
+
+
 STAYS = """
 import os, subprocess, sys, time
 child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(300)"], start_new_session=True)
