@@ -43,7 +43,10 @@ def command(
     ] = None,
     as_json: AsJson = False,
 ) -> int | None:
-    """Price any plan, also under another profile or network; with --trace: devices go and come."""
+    """Price any plan, also under another profile or network.
+
+    By a trace of devices that go and come: what would be trained, and what the lost time would go into.
+    """
     from planner.explain import with_network
 
     from ..report import answers
