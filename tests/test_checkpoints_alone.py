@@ -7,7 +7,8 @@ import torch
 import torch.distributed as dist
 
 from arachne_runtime.errors import UsageError
-from arachne_runtime.state.checkpoint import load
+from arachne_runtime.state.alone import save_alone
+from arachne_runtime.state.checkpoint import Snapshot, load
 from arachne_runtime.state.keeper import Checkpoints
 from arachne_runtime.state.parts import covers
 from arachne_runtime.surroundings import lone_plan
@@ -91,3 +92,22 @@ def test_parts_that_overlap_cover_a_whole_or_not():
     assert covers([], ((range(0),),))
     assert covers([()], ())
     assert not covers([], ())
+
+
+def test_one_that_comes_late_is_not_needed(tmp_path, monkeypatch):
+    """The others give the folder its name while this process writes into it."""
+    lone = engine_of(ReplanCase(plan=lone_plan(BLOCKS)))
+    lone.step(CASE.batch(0))
+    final = tmp_path / "step-00000001"
+    write = Snapshot.write
+
+    def overtaken(snapshot, attempt):
+        attempt.rename(final)
+        write(snapshot, attempt)
+
+    monkeypatch.setattr(Snapshot, "write", overtaken)
+    assert save_alone(lone, final, (), 1, lambda path: None)
+    monkeypatch.setattr(Snapshot, "write", lambda snapshot, attempt: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        save_alone(lone, tmp_path / "step-00000002", (), 1, lambda path: None)
+    lone.close()

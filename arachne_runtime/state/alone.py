@@ -82,7 +82,7 @@ def _write(engine: Engine, attempt: Path, final: Path) -> bool:
     try:
         attempt.mkdir(parents=True, exist_ok=True)
         snapshot.write(attempt)
-    except FileNotFoundError:
+    except Exception:  # each library has its own for a folder that is gone
         if not final.is_dir():
             raise
     return not final.is_dir()
