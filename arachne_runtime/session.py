@@ -23,6 +23,7 @@ from .engine.recipe import Inputs, Loss, Optimizers, Schedule
 from .engine.told import annotate
 from .errors import UsageError
 from .making import EngineMaker
+from .measure.computed import Computed
 from .measure.hooks import Hooks
 from .membership.messages import Record
 from .model import ModelParts
@@ -90,6 +91,7 @@ class Session:
             Path(tensorboard) if tensorboard is not None else around.tensorboard,
             self.device,
             self._open,
+            Computed() if self._elastic is not None else None,
         )
         if not isinstance(timeout_s, int | float) or not timeout_s > 0:
             raise UsageError(f"timeout_s={timeout_s!r} is no time to wait; give seconds, above 0")

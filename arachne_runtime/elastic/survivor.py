@@ -90,7 +90,9 @@ class Survivor:
         report = self._repeated(lambda: self._stepped(engine, batch, number), engine, number)
         self._between.stepped()
         self._told_steps = number + 1
-        self.client.progress(report.step + 1, report.num_rows / report.seconds)
+        computed = self.entering.make.hooks.computed
+        compute_s = computed.seconds if computed is not None else 0.0
+        self.client.progress(report.step + 1, report.num_rows / report.seconds, compute_s)
         return report
 
     def evaluate(self, engine: Engine, batches: Iterable[Any]) -> EvaluationReport:

@@ -9,6 +9,7 @@ import torch
 
 from ..plan.plan import Plan
 from .board import Board, Finished
+from .computed import Computed
 from .recorder import Recorder, Records, Silence
 
 
@@ -21,10 +22,12 @@ class Hooks:
     device: torch.device
     until: ExitStack
     """When all of it is closed."""
+    computed: Computed | None = None
+    """Where nothing is traced, sums what this rank computes."""
 
     def __call__(self, plan: Plan, rank: int) -> tuple[Records, Callable[[Finished], None] | None]:
         """What the engine tells its times to, and what writes scalars of each step."""
-        records: Records = Silence()
+        records: Records = self.computed or Silence()
         if self.trace is not None:
             recorder = Recorder(self.trace, rank=rank, plan=plan, device=self.device)
             records = self.until.enter_context(recorder)
