@@ -10,7 +10,7 @@ import msgspec
 import torch
 
 from ..measure.together import Together
-from ..plan.moves import Kept, moves_of, parts_under
+from ..plan.moves import Kept, Moves, moves_of, parts_under
 from ..plan.order import Summed
 from ..plan.placement import holding, places, rank_order
 from ..plan.plan import Plan
@@ -51,17 +51,24 @@ def bring(
         RuntimeError: A process is gone; the old state is whole.
 
     """
-    had = old.holdings if old is not None else ()
     before = agreed(together, lambda: old.word() if old is not None else Word())
     progress_of(before)
     refuse_lost_shards(before)
     kept = tuple(_kept(plan, summed, processes, before))
     moves = moves_of(kept, node_of=node_of)
     refuse_lost(moves)
+    needed = _moved(old, kept, moves, before, together)
+    return _brought(old, before, needed) if together.rank in processes else None
+
+
+def _moved(
+    old: Old | None, kept: Sequence[Kept], moves: Moves, words: Sequence[Word], together: Together
+) -> list[Holding]:
+    """Send and receive; what this process has then of what it is to have."""
     needed: list[Holding] = []
 
     def make_room() -> Word:
-        needed.extend(_room(kept, before, old, together))
+        needed.extend(_room(kept, words, old, together))
         return Word()
 
     def finish() -> Word:
@@ -72,10 +79,11 @@ def bring(
         return Word()
 
     agreed(together, make_room)
+    had = old.holdings if old is not None else ()
     carrier = Carrier.of(had, needed, together.rank, together.device)
     carried(carrier, moves)
     agreed(together, finish)
-    return _brought(old, before, needed) if together.rank in processes else None
+    return needed
 
 
 def _brought(old: Old | None, words: Sequence[Word], needed: Sequence[Holding]) -> Old:
