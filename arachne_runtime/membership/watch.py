@@ -59,6 +59,9 @@ def form_world(
     """
     limit = timedelta(seconds=form_s)
     meeting = PrefixStore(f"generation-{generation}{purpose and '-'}{purpose}", store)
+    # torch numbers groups, meets under the number, and starts again only as it destroys a world: a rank that
+    # failed to form one would look for its peers under another number than they, for ever (torch 2.13)
+    dist.distributed_c10d._world.group_count = 0
     dist.init_process_group("gloo", store=meeting, rank=rank, world_size=num_ranks, timeout=limit)
     dist.distributed_c10d._set_pg_timeout(timedelta(seconds=timeout_s))
     world = dist.group.WORLD
