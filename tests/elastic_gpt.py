@@ -20,7 +20,7 @@ def main(folder: Path, pause_s: float) -> None:
     told = folder / f"told-{os.environ.get('ARACHNE_DEVICE', 'alone')}"
     with arachne.Session() as session:
         engine = session.engine(
-            lambda: GPT(tied=True),
+            lambda: GPT(tied=True).double(),  # so that rounding does not grow to be seen
             optimizer=lambda p: torch.optim.AdamW(p, lr=3e-3),
             loss=next_token_loss,
             clip_norm=1.0,
