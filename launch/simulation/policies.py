@@ -1,12 +1,12 @@
 """What a job does when devices come and go: ours, and those that it is compared with."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from arachne_runtime.units import Seconds
 
 from ..coordinator.settings import Settings
-from ..coordinator.worth import Offer, pays
+from ..coordinator.worth import Offer, pays, samples_in
 from .options import Option, Way
 
 HORIZON_S: Seconds = Settings(devices=()).horizon_s
@@ -40,32 +40,23 @@ class Policy:
     """Whether a change that did not pay is weighed again as time goes by without another change."""
 
 
-def gain(samples_per_s: float, standstill_s: Seconds, horizon_s: Seconds) -> float:
-    """Samples of the horizon: those of the new rate, less the standstill."""
-    return samples_per_s * max(0.0, horizon_s - standstill_s)
-
-
 def best_that_pays(situation: Situation, horizon_s: Seconds) -> Option | None:
     """Of the changes that pay, the one with most samples within the horizon."""
-    found = [
-        (option, rate)
-        for option, rate in situation.offers
-        if pays(
-            Offer(
-                plan=option.plan,
-                samples_per_s=rate,
-                running_samples_per_s=situation.running_samples_per_s,
-                migration_s=option.standstill_s,
-            ),
-            horizon_s,
-        )
-    ]
-    return _most(found, horizon_s) or (None if situation.running_samples_per_s else _soonest(situation))
+    offers = [(option, _offer(option, rate, situation)) for option, rate in situation.offers]
+    paying = [(option, offer) for option, offer in offers if pays(offer, horizon_s)]
+    best = max(paying, key=lambda each: samples_in(each[1], horizon_s), default=None)
+    if best is not None:
+        return best[0]
+    return None if situation.running_samples_per_s else _soonest(situation)
 
 
-def _most(offers: Sequence[tuple[Option, float]], horizon_s: Seconds) -> Option | None:
-    best = max(offers, key=lambda o: gain(o[1], o[0].standstill_s, horizon_s), default=None)
-    return None if best is None else best[0]
+def _offer(option: Option, samples_per_s: float, situation: Situation) -> Offer:
+    return Offer(
+        plan=option.plan,
+        samples_per_s=samples_per_s,
+        running_samples_per_s=situation.running_samples_per_s,
+        migration_s=option.standstill_s,
+    )
 
 
 def _soonest(situation: Situation) -> Option | None:
