@@ -1,6 +1,7 @@
 """Plans with ZeRO: exact, a part of the states on each rank, refused without DeepSpeed."""
 
 import sys
+import time
 
 import msgspec
 import pytest
@@ -9,7 +10,7 @@ from torch import nn
 
 from arachne_runtime.backends.environment import has_deepspeed, refuse_without_deepspeed
 from arachne_runtime.engine import Engine, Recipe
-from arachne_runtime.errors import UnsupportedEnvironmentError, WorkerFailedError
+from arachne_runtime.errors import UnsupportedEnvironmentError, UsageError, WorkerFailedError
 from arachne_runtime.model import ModelParts
 from arachne_runtime.plan.plan import Pipeline, Plan, Replica, ScheduleKind, Stage
 from arachne_runtime.plan.runnable import obstacles
@@ -184,6 +185,32 @@ def test_without_deepspeed_no_rank_is_started(mocker, tmp_path):
     with pytest.raises(UnsupportedEnvironmentError, match=r"pip install 'arachne-hetero\[deepspeed\]'"):
         run_plan(path, ["train.py"])
     refuse_without_deepspeed(with_zero(UNLIKE, 0))
+
+
+def fails_on_the_last_rank(plan):
+    """What each rank is told where the optimizer of the last one cannot be made, and the seconds to it."""
+    last = torch.distributed.get_world_size() - 1
+
+    def make(parameters):
+        if torch.distributed.get_rank() == last:
+            raise MemoryError("no room for the optimizer")
+        return torch.optim.AdamW(parameters)
+
+    recipe = Recipe(optimizer=make, loss=lambda output, batch: output.mean())
+    start = time.monotonic()
+    with pytest.raises((MemoryError, UsageError)) as caught:
+        Engine(plan, ModelParts.of(lambda: nn.Sequential(*(nn.Linear(3, 3) for _ in range(5)))), recipe)
+    return str(caught.value), time.monotonic() - start
+
+
+@pytest.mark.parametrize("zero", [1, 2, 3])
+def test_an_optimizer_that_one_rank_cannot_make_is_told_on_all(zero):
+    """Within DeepSpeed the others would wait for it up to the time limit of the group, here 60 s."""
+    *others, last = run_ranks(3, fails_on_the_last_rank, with_zero(WIDE, zero))
+    assert last[0] == "no room for the optimizer"
+    for told, seconds in others:
+        assert told.startswith("1 of the 3 ranks that split their optimizer states could not make")
+        assert seconds < 20
 
 
 class Shaped(torch.optim.Optimizer):

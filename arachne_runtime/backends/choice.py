@@ -1,10 +1,14 @@
 """Which backend holds the optimizer of a rank, by its plan."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
+import torch
+import torch.distributed as dist
 from torch import nn
 from torch.optim import Optimizer
 
+from ..errors import UsageError
 from ..mesh import Mesh
 from ..model import StageModule
 from ..plan.placement import holding
@@ -18,17 +22,49 @@ def backend_for(
     mesh: Mesh,
     stages: Sequence[StageModule],
     named: Sequence[tuple[str, nn.Parameter]],
-    optimizer: Optimizer | None,
+    make: Callable[[], Optimizer | None],
 ) -> OptimizerBackend:
-    """The holder of ``optimizer``, made from the ``named`` parameters of the ``stages`` of this rank."""
-    group = zero_group_of(plan, mesh.rank)
-    if optimizer is None or not group:
-        return WholeStates(optimizer)
-    zero = holding(plan, mesh.places[0])[1].zero
-    if zero > 1:
-        from .split_gradients import SplitGradients
+    """The holder of what ``make`` makes from the ``named`` parameters of this rank's ``stages``.
 
-        return SplitGradients.of(stages[0], optimizer, zero, mesh.groups[group], mesh.device)
-    from .split_states import SplitStates  # needs DeepSpeed
+    Raises:
+        UsageError: Another rank that splits the same states could not make its own.
 
-    return SplitStates.of(named, optimizer, mesh.groups[group], mesh.device)
+    """
+    members = zero_group_of(plan, mesh.rank)
+    if not members:
+        return WholeStates(make())
+    from .split_states import SplitStates, prepare  # needs DeepSpeed
+
+    group, zero = mesh.groups[members], holding(plan, mesh.places[0])[1].zero
+    with _all_or_none(group, mesh.device):
+        optimizer = make()
+        if optimizer is not None:
+            prepare(optimizer, zero, mesh.device)
+    if optimizer is None:
+        return WholeStates(None)
+    if zero == 1:
+        return SplitStates.of(named, optimizer, group, mesh.device)
+    from .split_gradients import SplitGradients
+
+    return SplitGradients.of(stages[0], optimizer, zero, group, mesh.device)
+
+
+@contextmanager
+def _all_or_none(group: dist.ProcessGroup, device: torch.device) -> Iterator[None]:
+    """What fails inside on one rank fails on all: the others would wait for it in what comes next."""
+    try:
+        yield
+    except Exception:
+        _num_failed(group, device, mine=1)
+        raise
+    if failed := _num_failed(group, device, mine=0):
+        raise UsageError(
+            f"{failed} of the {dist.get_world_size(group)} ranks that split their optimizer states could not "
+            "make their optimizer; their own errors say why"
+        )
+
+
+def _num_failed(group: dist.ProcessGroup, device: torch.device, *, mine: int) -> int:
+    count = torch.tensor(mine, device=device)
+    dist.all_reduce(count, group=group)
+    return int(count.item())

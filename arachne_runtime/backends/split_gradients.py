@@ -18,12 +18,9 @@ from ..errors import NonFiniteGradientError, UnsupportedPlanError
 from ..model import StageModule
 from ..plan.order import REDUCTION_BYTES, Reduction
 from ..units import Bytes
-from .deepspeed import Split, load
+from .deepspeed import Split
 from .protocol import GradientSums, StateRun, refuse_thawed, states_of
-from .split_states import refuse_dtypes, refuse_early_states
 
-DTYPES = (torch.float32,)
-"""DeepSpeed sums and steps in float32 here: bfloat16 would get float32 copies, float64 would lose digits."""
 _BUCKET_ELEMENTS = REDUCTION_BYTES // 4
 """Of float32 in one sum, as in the engine's own; DeepSpeed's default would take 2 GB for its buffer."""
 _SETTINGS: Mapping[int, Mapping[str, Any]] = {
@@ -76,13 +73,8 @@ class SplitGradients:
     ) -> "SplitGradients":
         """Split gradients (``stage`` 2) and parameters (3) of a module over ``group``; it then has hooks.
 
-        Raises:
-            UnsupportedPlanError: Parameters that are not in float32, or an optimizer that cannot be split.
-
+        ``split_states.prepare`` has looked at the optimizer.
         """
-        refuse_dtypes(optimizer, DTYPES, zero=stage)
-        refuse_early_states(optimizer)
-        load(device)
         if stage == 3:
             _number_from_zero()
         settings = {"managed_gradient_accumulation": False, **_SETTINGS[stage]}

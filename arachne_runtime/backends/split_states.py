@@ -15,11 +15,17 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ..errors import UnsupportedPlanError, UsageError
-from .deepspeed import Split
+from .deepspeed import Split, load
 from .protocol import GradientSums, StateRun, states_of
 
-DTYPES = (torch.float32, torch.float64, torch.bfloat16)
-"""Of parameters that can be split: states are kept in the parameters' own dtype, as torch's optimizers do."""
+DTYPES: Mapping[int, tuple[torch.dtype, ...]] = {
+    1: (torch.float32, torch.float64, torch.bfloat16),
+    2: (torch.float32,),
+    3: (torch.float32,),
+}
+"""Of parameters that can be split, by stage of ZeRO. In the first, states are kept in the parameters' own
+dtype, as torch's optimizers do; in the others DeepSpeed sums and steps in float32 here: bfloat16 would get
+float32 copies, float64 would lose digits."""
 PLACEHOLDER_PER_RANK = 2
 """Elements a rank of what stands in an empty parameter group: DeepSpeed pads to two of each rank."""
 
@@ -62,8 +68,7 @@ class SplitStates:
                 optimizer that has states before its first step.
 
         """
-        refuse_dtypes(optimizer, DTYPES, zero=1)
-        refuse_early_states(optimizer)
+        prepare(optimizer, 1, device)
         _fill_empty_groups(optimizer, like=named[0][1], num_ranks=dist.get_world_size(group))
         held = nn.ParameterList(p for g in optimizer.param_groups for p in g["params"])
         settings = {"zero_optimization": {"compute_grad_norm": False, "contiguous_gradients": False}}
@@ -277,7 +282,20 @@ class _Kept:
                 value[self._span] = self._states.get(key, 0)
 
 
-def refuse_dtypes(optimizer: Optimizer, allowed: Sequence[torch.dtype], *, zero: int) -> None:
+def prepare(optimizer: Optimizer, zero: int, device: torch.device) -> None:
+    """All that can fail on one rank alone before ranks split ``optimizer`` together.
+
+    Raises:
+        UnsupportedPlanError: It cannot be split.
+        UnsupportedEnvironmentError: DeepSpeed is missing, or computes on another type of device.
+
+    """
+    _refuse_dtypes(optimizer, DTYPES[zero], zero=zero)
+    _refuse_early_states(optimizer)
+    load(device)
+
+
+def _refuse_dtypes(optimizer: Optimizer, allowed: Sequence[torch.dtype], *, zero: int) -> None:
     """Refuse parameters that DeepSpeed cannot put into one flat tensor of their own dtype."""
     for number, group in enumerate(optimizer.param_groups):
         found = sorted({str(p.dtype) for p in group["params"]})
@@ -289,7 +307,7 @@ def refuse_dtypes(optimizer: Optimizer, allowed: Sequence[torch.dtype], *, zero:
             )
 
 
-def refuse_early_states(optimizer: Optimizer) -> None:
+def _refuse_early_states(optimizer: Optimizer) -> None:
     """Refuse states that DeepSpeed would lose, with the settings of all groups but the first (Adagrad)."""
     if optimizer.state:
         raise UnsupportedPlanError(

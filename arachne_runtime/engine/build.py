@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import nn
@@ -53,8 +54,8 @@ class Built:
             place_experts(stage, mesh.experts[place.stage])
         accumulation = _prepare_dtypes(plan, recipe, stages)
         trained = [(name, p) for name, p in named_parameters(stages) if p.requires_grad]
-        optimizer = _make_optimizer(plan, recipe, [p for _, p in trained])
-        backend = backend_for(plan, mesh, stages, trained, optimizer)
+        make = partial(_make_optimizer, plan, recipe, [p for _, p in trained])
+        backend = backend_for(plan, mesh, stages, trained, make)
         undo.callback(backend.close)
         gradients = backend.sums or Gradients.of(stages, mesh)
         context = parts.context_on(device, recipe.dtype)
