@@ -68,7 +68,8 @@ def _run() -> tuple[float, float]:
     moments = [(what, float(at_s)) for what, at_s in told]
     killed_s = next(at_s for what, at_s in moments if what == "killed")
     engine_s = max(at_s for what, at_s in moments if what == "engine" and at_s < killed_s)
-    step_s = min(at_s for what, at_s in moments if what == "step" and at_s > killed_s)
+    again_s = min(at_s for what, at_s in moments if what == "engine" and at_s > killed_s)
+    step_s = min(at_s for what, at_s in moments if what == "step" and at_s > again_s)  # not a survivor's last
     return engine_s - begun_s, step_s - killed_s
 
 
