@@ -23,7 +23,7 @@ from arachne_runtime.errors import ArachneError
 from arachne_runtime.membership.client import ask_status
 from arachne_runtime.plan.files import write
 from launch.coordinator.phase import Phase
-from launch.job_file import find_job
+from launch.elastic.job_file import find_job
 from launch.processes import every_pid, stat_fields
 
 from .membership_train import DEVICES, two_pipelines
@@ -94,7 +94,7 @@ class Job:
 
     def coordinator(self) -> int | None:
         mine = [pid for pid in every_pid() if stat_fields(pid)[1:2] == [str(self.process.pid)]]
-        return next((pid for pid in mine if b"launch.coordinating" in _words(pid)), None)
+        return next((pid for pid in mine if b"launch.elastic.coordinating" in _words(pid)), None)
 
     def island(self, node: str) -> int | None:
         ranks = (self.rank(device) for device in DEVICES if device.startswith(node))

@@ -9,9 +9,9 @@ import pytest
 from arachne_runtime.membership.client import AgentClient, MemberClient
 from arachne_runtime.membership.decision import Report
 from arachne_runtime.membership.messages import ChangeWanted
-from launch.coordinating import Duties
 from launch.coordinator.offers import Offers
 from launch.coordinator.planner_words import Question
+from launch.elastic.coordinating import Duties
 
 from .coordinator_process import TOKEN
 from .test_coordinator_drift import problem
@@ -28,7 +28,7 @@ def address(tmp_path):
     )
     with (tmp_path / "log").open("w") as log:
         process = subprocess.Popen(
-            [sys.executable, "-m", "launch.coordinating"],
+            [sys.executable, "-m", "launch.elastic.coordinating"],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log,
         )  # fmt: skip
     process.stdin.write(msgspec.json.encode(duties) + b"\n")

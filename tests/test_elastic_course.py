@@ -6,12 +6,12 @@ import pytest
 from arachne_runtime.errors import NoFeasiblePlanError, UnsupportedEnvironmentError, UsageError
 from arachne_runtime.membership.messages import Completed, Member, Published, Record
 from arachne_runtime.plan.plan import Pipeline, Plan, Replica, Stage
-from launch import job_file
 from launch.coordinator.journal import Journal
-from launch.course import Course
+from launch.elastic import job_file
+from launch.elastic.course import Course
+from launch.elastic.ledger import Ledger
+from launch.elastic.words import Again, Dismiss, Gone
 from launch.failure import Failure, RanksFailedError
-from launch.island_words import Again, Dismiss, Gone
-from launch.ledger import Ledger
 
 DEVICES = ("a:0", "a:1", "b:0")
 

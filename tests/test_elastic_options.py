@@ -6,8 +6,8 @@ import pytest
 from arachne_runtime.errors import InvalidFileError, UsageError
 from arachne_runtime.plan.files import read_plan, write
 from arachne_runtime.plan.plan import Plan, Stage
-from launch.coordinating import Duties, plans_of
-from launch.elastic_options import Replanning, elastic_job, refuse_together
+from launch.elastic.coordinating import Duties, plans_of
+from launch.elastic.options import Replanning, elastic_job, refuse_together
 
 from .documents import CLUSTER_TOML, written
 from .test_command_line import OPT, arachne

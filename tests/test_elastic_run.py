@@ -14,7 +14,7 @@ import pytest
 from arachne_runtime.membership.client import CoordinatorLostError, ask_status
 from arachne_runtime.plan.files import write
 from arachne_runtime.plan.plan import Pipeline, Plan, Replica, Stage
-from launch import job_file
+from launch.elastic import job_file
 from launch.processes import environment, every_pid, stat_fields
 
 from .elastic_ranks import undisturbed
@@ -355,4 +355,4 @@ def test_islands_start_through_ssh_and_nobody_reads_the_token_from_a_process(tmp
     assert "[b:0] False False\n" in log
     (line,) = (tmp_path / "ssh.log").read_text().splitlines()
     assert line.startswith("-o BatchMode=yes -o ServerAliveInterval=5 -o ServerAliveCountMax=3 192.0.2.7 cd ")
-    assert line.endswith(" -m launch.island")
+    assert line.endswith(" -m launch.elastic.island")

@@ -10,7 +10,7 @@ import pytest
 
 from arachne_runtime import surroundings
 from arachne_runtime.plan.plan import Pipeline, Plan, Replica, Stage
-from launch import island_words
+from launch.elastic import words as island_words
 
 from .test_elastic_run import PATIENCE_S, ROOT, arachne, job
 

@@ -48,7 +48,7 @@ def loads(statement: str, module: str) -> bool:
         "import planner.training.labels",
         "from launch.cli import app; app()",
         "import arachne_runtime.membership.client, launch.coordinator.server",
-        "import launch.elastic, launch.island, launch.coordinating",
+        "import launch.elastic.run, launch.elastic.island, launch.elastic.coordinating",
     ],
 )
 def test_no_torch(statement):

@@ -104,8 +104,8 @@ def _elastic(
     cluster: Path | None,
     model: str | None,
 ) -> int | None:
-    from ..elastic import run_elastic
-    from ..elastic_options import Replanning, elastic_job, refuse_together
+    from ..elastic.options import Replanning, elastic_job, refuse_together
+    from ..elastic.run import run_elastic
 
     refuse_together(
         node=node is not None,

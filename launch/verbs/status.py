@@ -11,7 +11,7 @@ from arachne_runtime.membership.client import CoordinatorLostError, ask_status
 from arachne_runtime.membership.messages import Status
 from arachne_runtime.units import Seconds
 
-from ..job_file import JobFile, find_job
+from ..elastic.job_file import JobFile, find_job
 from ..options import AsJson
 from ..report.tell_status import status_json, status_line, status_text
 

@@ -13,7 +13,7 @@ import msgspec
 from arachne_runtime.plan.document import Document
 from arachne_runtime.units import Seconds
 
-from .failure import Failure
+from ..failure import Failure
 
 WORD_MARK = "\x1earachne-island "
 """Starts a line of standard error that carries one `Told`."""

@@ -5,10 +5,10 @@ from collections.abc import Callable, Iterable, Iterator
 from arachne_runtime.errors import ArachneError, NoFeasiblePlanError, WorkerFailedError
 from arachne_runtime.units import Seconds
 
+from ..failure import Failure, RanksFailedError, Report
 from .afresh import Afresh
-from .failure import Failure, RanksFailedError, Report
-from .island_words import LEFT_OUT_CODE, Again, Dismiss, Gone, Order
 from .ledger import Ledger
+from .words import LEFT_OUT_CODE, Again, Dismiss, Gone, Order
 
 _ENDED_BY_COORDINATOR = "JobEndedError"
 """Kind of the error of a process that the coordinator told that the job cannot go on."""

@@ -1,6 +1,6 @@
 """The c10d store of an elastic job, in a process of its own: it outlives every rank and the coordinator.
 
-``python -m launch.store HOST`` prints its port and ends with its standard input. torch's store has no
+``python -m launch.elastic.store HOST`` prints its port and ends with its standard input. torch's store has no
 authentication and listens on all interfaces by default; here on that of one address alone.
 """
 

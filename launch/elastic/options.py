@@ -9,14 +9,14 @@ from arachne_runtime.plan.files import read_cluster, read_plan
 from arachne_runtime.plan.plan import Plan, ScheduleKind
 from arachne_runtime.plan.zero import is_split
 
-from . import lab
-from .coordinator.planner_words import Problem
-from .elastic import ElasticJob
-from .folders import make_writable
-from .hosts import Hosts, is_local, own_address, read_hosts
-from .inputs import model_from, profile_from
-from .nodes import check_hosts_of, nodes_of
-from .script import script_command
+from .. import lab
+from ..coordinator.planner_words import Problem
+from ..folders import make_writable
+from ..hosts import Hosts, is_local, own_address, read_hosts
+from ..inputs import model_from, profile_from
+from ..nodes import check_hosts_of, nodes_of
+from ..script import script_command
+from .run import ElasticJob
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

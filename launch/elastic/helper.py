@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from arachne_runtime.errors import UnsupportedEnvironmentError
 from arachne_runtime.units import Bytes, Seconds
 
-from .rank_environment import search_path
+from ..rank_environment import search_path
 
 LONGEST_LINE_BYTES: Bytes = 4 * 2**20
 """Of what it says; a rank's line has 64 KiB at most, a failure some more."""

@@ -4,8 +4,8 @@ from dataclasses import dataclass, field
 
 from arachne_runtime.units import Seconds
 
-from .failure import Failure
-from .island_words import LEFT_OUT_CODE, Gone
+from ..failure import Failure
+from .words import LEFT_OUT_CODE, Gone
 
 FIRST_PAUSE_S: Seconds = 1.0
 LONGEST_PAUSE_S: Seconds = 60.0

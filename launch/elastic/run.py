@@ -21,19 +21,19 @@ from arachne_runtime.plan.cluster import node_of
 from arachne_runtime.plan.plan import Plan
 from arachne_runtime.units import Seconds
 
+from ..coordinator.planner_words import Problem
+from ..failure import NodeLostError
+from ..hosts import Hosts
+from ..nodes import NodeRanks, at_host, nodes_of
+from ..rank_environment import RUN_VARIABLE
+from ..survivors import SHUTDOWN_S, no_survivors
 from .coordinating import Duties
-from .coordinator.planner_words import Problem
 from .course import Course
-from .elastic_log import EventLog, show
-from .failure import NodeLostError
 from .helper import Helper, end_all, module
-from .hosts import Hosts
-from .island_words import WORD_MARK, Again, Dismiss, Gone, Noticed, Orders, Told, line, read_told
 from .job_file import job_folder, write_job_file, write_secret
 from .ledger import Ledger
-from .nodes import NodeRanks, at_host, nodes_of
-from .rank_environment import RUN_VARIABLE
-from .survivors import SHUTDOWN_S, no_survivors
+from .log import EventLog, show
+from .words import WORD_MARK, Again, Dismiss, Gone, Noticed, Orders, Told, line, read_told
 
 LOOK_S: Seconds = 0.05
 """Between two looks into the journal."""
@@ -72,8 +72,8 @@ class ElasticJob:
     def island_command(self, node: str) -> list[str]:
         """What runs the island of a node."""
         if self.hosts is None:
-            return module("launch.island")
-        return at_host(self.hosts.node[node], module("launch.island"), ssh_options=SSH_OPTIONS)
+            return module("launch.elastic.island")
+        return at_host(self.hosts.node[node], module("launch.elastic.island"), ssh_options=SSH_OPTIONS)
 
     def address(self, node: str) -> str | None:
         """By which the other nodes reach it; None: all are here."""
@@ -138,7 +138,9 @@ class ElasticRun:
 
     async def start(self) -> None:
         """Everything that serves the job, and then its islands."""
-        store = await Helper.start("the c10d store", module("launch.store", self._job.host), says_port=True)
+        store = await Helper.start(
+            "the c10d store", module("launch.elastic.store", self._job.host), says_port=True
+        )
         self._helpers["store"] = store
         self._store_port = await store.port()
         self._port = await (await self._coordinator()).port()
@@ -200,7 +202,7 @@ class ElasticRun:
         )
         first = msgspec.json.encode(duties) + b"\n"
         found = await Helper.start(
-            "the coordinator", module("launch.coordinating"), says_port=True, first=first
+            "the coordinator", module("launch.elastic.coordinating"), says_port=True, first=first
         )
         self._helpers["coordinator"] = found
         return found

@@ -7,7 +7,7 @@ import msgspec
 
 from arachne_runtime.membership.messages import Completed, Member, Published, Record
 
-from .coordinator.actions import Entry
+from ..coordinator.actions import Entry
 
 _DECODER = msgspec.json.Decoder(Entry)
 

@@ -1,7 +1,7 @@
 """The coordinator of an elastic job in a process of its own, which may be killed and started again.
 
-``python -m launch.coordinating`` reads `Duties` from its standard input, prints the port it listens on, logs
-to standard error, and ends when that input closes.
+``python -m launch.elastic.coordinating`` reads `Duties` from its standard input, prints the port it listens
+on, logs to standard error, and ends when that input closes.
 """
 
 import asyncio
@@ -18,12 +18,12 @@ import msgspec
 from arachne_runtime.plan.document import Document
 from arachne_runtime.plan.plan import Plan
 
-from .coordinator.planner_words import Problem
-from .coordinator.planning import Planner
-from .coordinator.server import serve
-from .coordinator.settings import Settings
-from .coordinator.shrink import Shrinker
-from .coordinator.worth import Offer
+from ..coordinator.planner_words import Problem
+from ..coordinator.planning import Planner
+from ..coordinator.server import serve
+from ..coordinator.settings import Settings
+from ..coordinator.shrink import Shrinker
+from ..coordinator.worth import Offer
 
 
 class Duties(Document, frozen=True, kw_only=True):

@@ -14,7 +14,7 @@ import msgspec
 from arachne_runtime.errors import UnsupportedEnvironmentError, UsageError
 from arachne_runtime.plan.document import Document
 
-from .lab.state import start_ticks
+from ..lab.state import start_ticks
 
 
 class JobFile(Document, frozen=True, kw_only=True):

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from arachne_runtime.membership.messages import Member
 
-from .processes import stat_fields
+from ..processes import stat_fields
 
 TOKEN_VARIABLE = "ARACHNE_TOKEN_FD"
 """Descriptor from which the process reads the job's token, to its end."""

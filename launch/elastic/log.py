@@ -8,7 +8,7 @@ from contextlib import suppress
 from arachne_runtime.membership.decision import Verdict
 from arachne_runtime.membership.messages import Completed, Published, Record
 
-from .coordinator.actions import Entry
+from ..coordinator.actions import Entry
 
 _NOISE = (" ignored: ", "connection from ")
 """In lines of the coordinator that are no event: who was declared dead speaks on for a while."""

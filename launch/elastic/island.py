@@ -1,7 +1,7 @@
 """Runs the processes of one node of an elastic job, one a device; one that ends leaves its siblings alone.
 
-``python -m launch.island`` reads `Orders` from its standard input, then what comes after an exit. That input
-is its leash: when it closes, whoever ended, every process here ends. No torch is loaded.
+``python -m launch.elastic.island`` reads `Orders` from its standard input, then what comes after an exit.
+That input is its leash: when it closes, whoever ended, every process here ends. No torch is loaded.
 """
 
 import asyncio
@@ -19,11 +19,15 @@ from arachne_runtime.membership.client import AgentClient
 from arachne_runtime.membership.messages import Member
 from arachne_runtime.units import Seconds
 
-from . import lab
+from .. import lab
+from ..failure import Failure, read_failure
+from ..hosts import interface_of
+from ..rank_environment import RUN_VARIABLE, on_cpus, search_path
+from ..streams import RankStreams
+from ..survivors import SHUTDOWN_S, no_survivors
+from ..worker import DEVICE_VARIABLE
 from .device_process import DeviceProcess
-from .failure import Failure, read_failure
-from .hosts import interface_of
-from .island_words import (
+from .words import (
     LEFT_OUT_CODE,
     WORD_MARK,
     Again,
@@ -36,11 +40,7 @@ from .island_words import (
     read_order,
     read_orders,
 )
-from .island_words import line as line_of
-from .rank_environment import RUN_VARIABLE, on_cpus, search_path
-from .streams import RankStreams
-from .survivors import SHUTDOWN_S, no_survivors
-from .worker import DEVICE_VARIABLE
+from .words import line as line_of
 
 STOPPED_S: Seconds = 1.0
 """A process in state T for so long is told of and killed; counted in looks, while the island itself runs."""
