@@ -79,7 +79,7 @@ class Job:
         """The process of this job that runs a module, and is no zombie."""
         parent = str(self.process.pid)
         found = [pid for pid in every_pid() if stat_fields(pid)[1:2] == [parent]]
-        return next((pid for pid in found if f"launch.{module}" in self.words(pid)), None)
+        return next((pid for pid in found if f"launch.elastic.{module}" in self.words(pid)), None)
 
     def island(self, node: str) -> int:
         """Of a node: the parent of its ranks."""
