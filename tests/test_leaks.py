@@ -7,7 +7,7 @@ from pathlib import Path
 
 LEAKS = {
     "the process": "subprocess.Popen(['sleep', '60'])",
-    "sleep 61": "subprocess.Popen(['setsid', 'sleep', '61'], start_new_session=True)",
+    "sleep 61": "subprocess.run(['setsid', '--fork', 'sleep', '61'])",
     "the thread forgotten": "threading.Thread(target=time.sleep, args=(5,), name='forgotten').start()",
     "the environment variable LEFT": "os.environ['LEFT'] = '1'",
     "the default process group": (
