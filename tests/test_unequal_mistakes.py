@@ -186,7 +186,8 @@ def test_batches_that_train_no_heteroddp_model_are_told_once(kind):
 
 
 def looked_at():
-    """Nothing is told of evaluations, of accumulation and of rounds."""
+    """Nothing is told of evaluations, of accumulation, of rounds and of a second epoch."""
+    warnings.simplefilter("error")  # pytest's filter does not come to the ranks
     loader, other = (arachne.HeteroLoader(data(), 6) for _ in range(2))
     model = arachne.HeteroDDP(build(Case()))
     with torch.no_grad():
@@ -198,6 +199,7 @@ def looked_at():
             with model.no_sync():
                 backward(model, batch)
         arachne.evaluate(model, other, lambda m, b: F.cross_entropy(m(b[0]), b[1]))
+    train(model, loader, torch.optim.SGD(model.parameters(), 0.1))
 
 
 def test_what_is_right_is_not_warned_of():

@@ -191,6 +191,10 @@ class Link:
         self.readings, self.failures, self.num_sums, self._loader = None, (), 0, loader
         self._is_weighed = False
 
+    def end_epoch(self) -> None:
+        """The loader was asked for a step and had none left: nothing is in the script's hands."""
+        self._loader = None
+
     def _warn_of_untrained(self, loader: object) -> None:
         """Once, where a batch was given out and another is asked for, and no gradient was weighed."""
         is_due = not (self._is_weighed or self.failures or self._told_untrained or self.is_read_ahead)

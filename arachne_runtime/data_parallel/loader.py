@@ -259,6 +259,7 @@ class HeteroLoader:
                 self._order = self._order.with_batch(self._adaptation.controller.batch)
             self._plan(ahead)
             if not ahead:
+                self.link.end_epoch()
                 return
             step = ahead.popleft()
             yield from self._give(step)
