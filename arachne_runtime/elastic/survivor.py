@@ -126,7 +126,7 @@ class Survivor:
     def close(self) -> None:
         """Leave the groups; the client and the watch are its owner's."""
         self.watch.release()
-        self.patience.left()
+        self.patience.close()
         self.entering.end_snapshots()
         if self.engine is not None:
             self.engine.close()
@@ -213,7 +213,7 @@ class Survivor:
                 self._await_copy()
         self.entering.snapshots.leave()
         self.watch.release()
-        self.patience.left()
+        self.patience.left(self.entering.generation)
         self.client.frozen(report_of(self.engine) if self.engine is not None else None)
         if entry is not None:
             entry.drop()
