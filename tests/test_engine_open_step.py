@@ -5,7 +5,9 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from arachne_runtime.elastic.standing import is_half_done
 from arachne_runtime.engine import Engine, Recipe
+from arachne_runtime.errors import LostStateError
 from arachne_runtime.model import ModelParts
 from arachne_runtime.plan.plan import Pipeline, Plan, Replica, Stage
 from arachne_runtime.testing import run_ranks
@@ -105,3 +107,30 @@ def groups_left():
 
 def test_an_engine_that_cannot_be_made_leaves_no_group_behind():
     assert run_ranks(3, groups_left) == [1, 1, 1]
+
+
+def update_fails():
+    """In its middle, on every rank: what it says then, and whether it is half done."""
+    engine, said = engine_of(), []
+    engine.survival = Alone()
+    engine.step(batch_of(0))
+    said.append(is_half_done(engine))
+    step, engine.backend.step = engine.backend.step, lost_update
+    with pytest.raises(RuntimeError, match="lost"):
+        engine.step(batch_of(1))
+    engine.backend.step = step
+    said.append(is_half_done(engine))
+    with pytest.raises(LostStateError, match="step 1 failed in its middle on this rank"):
+        engine.apply_open()
+    assert engine.num_steps == 1
+    engine.close()
+    return said
+
+
+def lost_update():
+    raise RuntimeError("lost")
+
+
+def test_an_optimizer_step_that_failed_is_not_done_again():
+    """It has scaled and clipped the gradients in place, and may have changed parameters."""
+    assert run_ranks(3, update_fails) == [[False, True]] * 3

@@ -48,3 +48,10 @@ def obey(engine: Engine, decision: Decision, start: StepStart | None) -> None:
             f"the job goes on behind step {done}, this rank has done {engine.num_steps}; start the job "
             "again, from its checkpoint"
         )
+
+
+def is_half_done(engine: Engine | None) -> bool:
+    """Whether an optimizer step has begun and not ended: what this rank has is the state of no step."""
+    if engine is None or (opened := engine.open) is None:
+        return False
+    return opened.is_begun and opened.number == engine.num_steps

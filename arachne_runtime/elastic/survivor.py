@@ -26,7 +26,7 @@ from .between import Between, again
 from .entering import Entering, Entry
 from .lost import first_line, is_lost_peer
 from .patience import Patience
-from .standing import obey, report_of
+from .standing import is_half_done, obey, report_of
 from .step_start import StepStart
 
 RECORD_S: Seconds = 1800.0
@@ -181,7 +181,7 @@ class Survivor:
 
         An error that does not look like one of a connection may still follow from one.
         """
-        if isinstance(error, RefusedError | LostStateError):
+        if isinstance(error, RefusedError | LostStateError) or is_half_done(self.engine):
             raise error
         known = is_lost_peer(error) or isinstance(self.client.stop, Freeze)
         if not known and isinstance(error, RuntimeError):

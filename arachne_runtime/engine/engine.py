@@ -254,6 +254,7 @@ class Engine:
         opened = self.open
         assert opened is not None, "no step is open"
         if opened.number == self.num_steps:
+            opened.refuse_begun()
             self._update(opened)
             return self._applied(opened)
         return self._report(opened)
@@ -347,6 +348,7 @@ class Engine:
         """(3), the optimizer step, which changes gradients in place: it is done once."""
         if opened.skipped:
             return
+        opened.is_begun = True
         with self._told("the optimizer step"):
             start = self._records.mark()
             if self.scale is not None:

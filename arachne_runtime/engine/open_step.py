@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from ..data.batch import StepBatch
+from ..errors import LostStateError
 from ..units import Seconds
 
 
@@ -27,7 +28,17 @@ class OpenStep:
     """Of the noise. The three are this rank's parts until the ranks have added them."""
     skipped: bool = False
     """Whether the parameters stay as they are, since float16 overflowed."""
+    is_begun: bool = False
+    """Whether its optimizer step has begun, which changes gradients in place: it is done once."""
     is_agreed: bool = False
     """Whether the commit word came back: all ranks hold their sums of this step."""
     wants_change: bool = False
     """Whether any rank wanted another plan, by that word."""
+
+    def refuse_begun(self) -> None:
+        """LostStateError where its optimizer step has begun and not ended: this rank is in no step's state."""
+        if self.is_begun:
+            raise LostStateError(
+                f"the optimizer step of step {self.number} failed in its middle on this rank, which cannot be "
+                "done again; start from a checkpoint, or from the other ranks' state"
+            )
