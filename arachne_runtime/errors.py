@@ -73,6 +73,11 @@ class ReplanError(ArachneError, RuntimeError):
 
     exit_code = ExitCode.WORKER_FAILED
 
+    def __init__(self, message: str, processes: Sequence[int] = ()) -> None:
+        super().__init__(message)
+        self.processes = tuple(processes)
+        """Those whose own fault it was; none where each is well by itself. Each has its fault as the cause."""
+
 
 class LostStateError(ReplanError):
     """Parts of the state that no living process holds; says which, and where they may come from."""

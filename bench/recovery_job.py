@@ -31,6 +31,7 @@ from arachne_runtime.mesh import Mesh
 from arachne_runtime.model import tensor_parallel
 from arachne_runtime.plan.plan import Pipeline, Plan, Replica, Stage
 from arachne_runtime.state import buddy
+from arachne_runtime.state import replan as replan_module
 from arachne_runtime.state.carry import Carrier
 
 from .recovery_coordinator import Coordinator
@@ -122,6 +123,9 @@ class Fault(NamedTuple):
     """The step before which it waits for a joiner."""
     hangs: bool = False
     """It does not get the signal, but stands still, and has patience of half a second."""
+    raises: bool = False
+    """It gets an error of its own instead."""
+    patience_s: float = patience.PATIENCE_S
     has_memory: bool = True
     """For snapshots; a process of a job in which any lacks it has none."""
 
@@ -137,6 +141,7 @@ PLACES = {
     "applied": (Engine, "_report"),
     "forming": (Mesh, "form"),
     "carrying": (Carrier, "carry"),
+    "settling": (replan_module, "settle"),
     "ready": (MemberClient, "ready"),
     "batch": (Tally, "add"),
     "tally": (Tally, "mean"),
@@ -157,6 +162,8 @@ def set_trap(fault: Fault, told) -> None:
         if engines and engines[0].num_steps - (fault.where == "applied") == fault.step and once:
             once.clear()
             told.send(("fault", time.monotonic()))
+            if fault.raises:
+                raise ValueError("a fault of this process alone")
             if fault.hangs:
                 patience.PATIENCE_S = 0.5
                 time.sleep(1000)
@@ -238,7 +245,7 @@ def live(told, device, coordinator, token, store_port, num_steps, fault, inner, 
     torch.set_num_threads(1)
     faulthandler.register(signal.SIGUSR1)
     os.environ.update(environment(device, coordinator, token, store_port, told))
-    joining.SNAPSHOT_STEPS = SNAPSHOT_STEPS
+    joining.SNAPSHOT_STEPS, patience.PATIENCE_S = SNAPSHOT_STEPS, fault.patience_s
     if not fault.has_memory:
         buddy.free_bytes = lambda: 0
     if fault.step >= 0:

@@ -80,6 +80,24 @@ def test_a_rank_that_stands_still_ends_by_itself(tmp_path, wanted):
         check(running.hear("a:0", "end"), wanted)
 
 
+def test_who_has_left_a_generation_in_time_is_not_ended_by_its_patience(tmp_path, wanted):
+    """They see the connection break, and leave, before the coordinator says that the generation ends."""
+    two = plan_of((3, stage((0, 2), (4, "a:0")), stage((2, 5), (4, "a:1"))))
+    faults = {device: Fault(patience_s=1.0) for device in two.devices} | {"a:2": Fault(FAULT, "sums")}
+    with job(tmp_path, (WIDE, two), faults, pace_s=0.2) as running:
+        for device in two.devices:
+            check(running.hear(device, "end"), wanted)
+
+
+def test_who_cannot_take_its_part_of_the_next_plan_ends_alone(tmp_path, wanted):
+    two = plan_of((3, stage((0, 2), (4, "a:0")), stage((2, 5), (4, "a:1"))))
+    alone = plan_of((3, stage((0, 5), (4, "a:0"))))
+    faults = {"a:2": Fault(FAULT, "sums"), "a:1": Fault(FAULT, "settling", raises=True)}
+    with job(tmp_path, (WIDE, two, alone), faults) as running:
+        assert "a fault of this process alone" in running.hear("a:1", "error")
+        check(running.hear("a:0", "end"), wanted)
+
+
 @pytest.mark.parametrize("where", ["batch", "tally"])
 def test_an_evaluation_is_repeated(tmp_path, wanted, where):
     """One rank dies in its second batch, or as the losses of all are added."""

@@ -15,16 +15,15 @@ from typing import Any, TypeVar
 import torch.distributed as dist
 
 from ..engine import Engine, EvaluationReport, StepReport
-from ..errors import LostStateError
 from ..measure.together import Together
-from ..membership.client import LeftOutError, MemberClient, RefusedError
+from ..membership.client import LeftOutError, MemberClient
 from ..membership.messages import ChangeWanted, Freeze, Record
 from ..membership.watch import Watch, leave_world
 from ..state.changes import PlanChange
 from ..units import Seconds
 from .between import Between, again
 from .entering import Entering, Entry
-from .lost import first_line, is_lost_peer
+from .lost import first_line, is_fault_of_another, is_lost_peer, is_own
 from .patience import Patience
 from .standing import is_half_done, obey, report_of
 from .step_start import StepStart
@@ -181,9 +180,9 @@ class Survivor:
 
         An error that does not look like one of a connection may still follow from one.
         """
-        if isinstance(error, RefusedError | LostStateError) or is_half_done(self.engine):
+        if is_half_done(self.engine) or is_own(error):
             raise error
-        known = is_lost_peer(error) or isinstance(self.client.stop, Freeze)
+        known = is_fault_of_another(error) or is_lost_peer(error) or isinstance(self.client.stop, Freeze)
         if not known and isinstance(error, RuntimeError):
             known = isinstance(self._stop_within(VERDICT_S), Freeze)
         if not known:

@@ -97,9 +97,10 @@ def agreed(together: Together, action: Callable[[], Word]) -> tuple[Word, ...]:
     except Exception as caught:
         error, mine = caught, Word(fault=f"{type(caught).__name__}: {caught}")
     words = tuple(_DECODER.decode(each) for each in together.gather(msgspec.msgpack.encode(mine)))
-    faults = [f"process {process}: {word.fault}" for process, word in enumerate(words) if word.fault]
+    faults = {process: word.fault for process, word in enumerate(words) if word.fault}
     if faults:
-        raise ReplanError(f"the job keeps its plan: {'; '.join(faults)}") from error
+        said = "; ".join(f"process {process}: {fault}" for process, fault in faults.items())
+        raise ReplanError(f"the job keeps its plan: {said}", tuple(faults)) from error
     return words
 
 
