@@ -41,6 +41,10 @@ class UsageError(ArachneError, ValueError):
     exit_code = ExitCode.USAGE
 
 
+class DisagreementError(UsageError):
+    """Ranks are in different steps, or were given different batches or settings; all hear it alike."""
+
+
 class InvalidFileError(ArachneError, ValueError):
     """A document with one or more faults; all of them are listed, each with its address."""
 

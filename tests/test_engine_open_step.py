@@ -7,7 +7,7 @@ from torch import nn
 
 from arachne_runtime.elastic.standing import is_half_done
 from arachne_runtime.engine import Engine, Recipe
-from arachne_runtime.errors import LostStateError
+from arachne_runtime.errors import DisagreementError, LostStateError
 from arachne_runtime.model import ModelParts
 from arachne_runtime.plan.plan import Pipeline, Plan, Replica, Stage
 from arachne_runtime.testing import run_ranks
@@ -134,3 +134,19 @@ def lost_update():
 def test_an_optimizer_step_that_failed_is_not_done_again():
     """It has scaled and clipped the gradients in place, and may have changed parameters."""
     assert run_ranks(3, update_fails) == [[False, True]] * 3
+
+
+def differ():
+    """Whether a rank holds a step in which all were given other batches."""
+    engine = engine_of()
+    engine.survival = Alone()
+    with pytest.raises(DisagreementError, match="different samples"):
+        engine.step(batch_of(dist.get_rank()))
+    holds = engine.open is not None
+    engine.close()
+    return holds
+
+
+def test_no_rank_holds_a_step_in_which_ranks_differ():
+    """Else a death at that moment would have it applied."""
+    assert run_ranks(3, differ) == [False] * 3

@@ -2,13 +2,14 @@
 
 import zlib
 from collections.abc import Sequence
+from typing import TypeAlias
 
 import torch
 import torch.distributed as dist
 
 from ..data.batch import StepBatch, WholeBatch, tensors_of
 from ..data.loader import LoadedRows
-from ..errors import UsageError
+from ..errors import DisagreementError
 from ..measure.recorder import Records
 from ..mesh import Mesh
 from ..model import ModelParts
@@ -39,28 +40,34 @@ def batch_number(batch: StepBatch) -> int:
     return found
 
 
-def added(figures: tuple[float, float, float], mesh: Mesh) -> tuple[float, float, float]:
-    """Loss, squared norm and noise of all ranks, before the commit word: its end says that all have them."""
+Same: TypeAlias = tuple[int, int, int, int]
+"""Step, rows, settings and samples of a rank, which are those of all."""
+
+
+def added(figures: tuple[float, float, float], same: Same, mesh: Mesh) -> tuple[float, float, float]:
+    """Loss, squared norm and noise of all ranks, before the commit word: its end says that all have them.
+
+    DisagreementError where ``same`` is not that of all: none of them must come to hold this step.
+    """
     if mesh.num_ranks == 1:
         return figures
-    total = torch.tensor(figures, dtype=torch.float64, device=mesh.device)
+    total = torch.tensor([*figures, *_to_compare(same)], dtype=torch.float64, device=mesh.device)
     dist.all_reduce(total)
-    loss, squares, noise = total.tolist()
+    loss, squares, noise, *sums = total.tolist()
+    _refuse_disagreement(same, sums, mesh)
     return loss, squares, noise
 
 
 def committed(
-    mine: tuple[float, float, float, bool], same: tuple[int, int, int, int], mesh: Mesh, records: Records
+    mine: tuple[float, float, float, bool], same: Same, mesh: Mesh, records: Records
 ) -> tuple[float, float, float, bool]:
     """Loss, squared norm and noise of all ranks, and whether any wants another plan, from this rank's parts.
 
-    It is the last communication of a step. ``same``: step, rows, settings and samples of this rank.
-    UsageError where they are not those of all.
+    It is the last communication of a step. DisagreementError where ``same`` is not that of all.
     """
     if mesh.num_ranks == 1:
         return mine
-    small = [number % MODULUS for number in same]
-    words = [*mine, *same, *small, *(number * number for number in small)]
+    words = [*mine, *_to_compare(same)]
     total = torch.tensor(words, dtype=torch.float64, device=mesh.device)
     with records.timed(RecordKind.COMMIT, "commit", sent_bytes=total.nbytes):
         dist.all_reduce(total)
@@ -69,14 +76,19 @@ def committed(
     return loss, squared_norm, noise, wishes > 0
 
 
-def _refuse_disagreement(mine: tuple[int, int, int, int], total: Sequence[float], mesh: Mesh) -> None:
+def _to_compare(same: Same) -> list[int]:
+    small = [number % MODULUS for number in same]
+    return [*same, *small, *(number * number for number in small)]
+
+
+def _refuse_disagreement(mine: Same, total: Sequence[float], mesh: Mesh) -> None:
     """Refuse ranks that differ in step, rows, settings or samples, from this rank's numbers and all sums.
 
     A rank whose number is the mean of all sees by the squares that others differ: n Σx² = (Σx)² for equal
     ones only (Cauchy and Schwarz).
 
     Raises:
-        UsageError: Says in what they differ, and the way out.
+        DisagreementError: Says in what they differ, and the way out.
 
     """
     ranks = mesh.num_ranks
@@ -86,18 +98,18 @@ def _refuse_disagreement(mine: tuple[int, int, int, int], total: Sequence[float]
         for t, m, part, square in zip(sums, mine, small, squares, strict=True)
     )
     if not (step and rows):
-        raise UsageError(
+        raise DisagreementError(
             f"rank {mesh.rank} is in step {mine[0]} with {mine[1]} rows, the mean of all is "
             f"{total[0] / ranks:g} with {total[1] / ranks:g}; give all the same batches"
         )
     if not settings:
-        raise UsageError(
+        raise DisagreementError(
             "the engines of the ranks differ in plan, model, seed, dtype, precision, accumulate, clip_norm, "
             "stochastic, noise, or in having num_items or tensorboard; make them with the same arguments on "
             "every rank"
         )
     if not content:
-        raise UsageError(
+        raise DisagreementError(
             "the ranks have different samples in this step, so inputs and targets would not belong "
             "together; seed the shuffling alike on every rank, or use session.batches(...)"
         )

@@ -307,15 +307,17 @@ class Engine:
         self._accumulation.begin()
         turn = Turn(step=self.num_steps, watched=self._watches, scale=self._loss_scale)
         part, count = self._run(self._program(batch.num_rows), batch, turn)
+        content = batch_number(batch) if self._watches or isinstance(batch, LoadedRows) else 0
         opened = OpenStep(
             number=self.num_steps, batch=batch, count=count, scale=self._loss_scale, start_s=start_s,
+            same=(self.num_steps, batch.num_rows, self._settings, content),
             generation=self.survival.generation if self.survival else 0, loss=part.item(),
             norm=self._gradients.squared_norm(),
             trace=self._noise.part(batch.num_rows) if self._noise else 0.0,
         )  # fmt: skip
         if self.survival is not None:
             with self._told("the sum of loss and norm"):
-                self._hear(opened, *added((opened.loss, opened.norm, opened.trace), self._mesh))
+                self._hear(opened, *added(opened.figures, opened.same, self._mesh))
         self.open = opened
         return opened
 
@@ -325,12 +327,9 @@ class Engine:
         Loss and norm go with it, unless a rank may have to end the step without the others: those it must
         have had before.
         """
-        batch, alone = opened.batch, self.survival is None
-        content = batch_number(batch) if self._watches or isinstance(batch, LoadedRows) else 0
-        same = (opened.number, batch.num_rows, self._settings, content)
-        figures = (opened.loss, opened.norm, opened.trace) if alone else (0.0, 0.0, 0.0)
-        mine = (*figures, self.wants_change())
-        loss, squares, trace, opened.wants_change = committed(mine, same, self._mesh, self._records)
+        alone = self.survival is None
+        mine = (*(opened.figures if alone else (0.0, 0.0, 0.0)), self.wants_change())
+        loss, squares, trace, opened.wants_change = committed(mine, opened.same, self._mesh, self._records)
         opened.is_agreed, self.is_change_wanted = True, opened.wants_change
         if alone:
             self._hear(opened, loss, squares, trace)

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from ..data.batch import StepBatch
 from ..errors import LostStateError
 from ..units import Seconds
+from .agreement import Same
 
 
 @dataclass(slots=True, kw_only=True)
@@ -18,6 +19,7 @@ class OpenStep:
     """Items of the global batch."""
     scale: float
     """Factor of its losses."""
+    same: Same
     start_s: Seconds
     """On the process's clock."""
     generation: int
@@ -34,6 +36,11 @@ class OpenStep:
     """Whether the commit word came back: all ranks hold their sums of this step."""
     wants_change: bool = False
     """Whether any rank wanted another plan, by that word."""
+
+    @property
+    def figures(self) -> tuple[float, float, float]:
+        """Loss, norm and noise."""
+        return self.loss, self.norm, self.trace
 
     def refuse_begun(self) -> None:
         """LostStateError where its optimizer step has begun and not ended: this rank is in no step's state."""
