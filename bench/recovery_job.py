@@ -123,6 +123,8 @@ class Fault(NamedTuple):
     """The step before which it waits for a joiner."""
     hangs: bool = False
     """It does not get the signal, but stands still, and has patience of half a second."""
+    own_batches: bool = False
+    """Its script makes the batches itself, from the first on."""
     raises: bool = False
     """It gets an error of its own instead."""
     patience_s: float = patience.PATIENCE_S
@@ -210,12 +212,19 @@ class Told(NamedTuple):
     evaluation: float
 
 
+def own_of(data: Tokens) -> Iterator[torch.Tensor]:
+    """Batches as a script makes them that knows no session: the whole one on every rank."""
+    for first in range(0, len(data), ROWS):
+        yield torch.stack([data[row] for row in range(first, first + ROWS)])
+
+
 def train(
     session: arachne.Session,
     num_steps: int,
     inner: int = 12,
     each_step=lambda engine: None,
     tell=lambda kind, what: None,
+    own_batches: bool = False,
 ) -> Told:
     """The script, which knows nothing of what happens."""
     losses, steps, changes, between = {}, [], [], []
@@ -227,7 +236,7 @@ def train(
 
     session.on_replan(changed)
     data = Tokens(ROWS * num_steps)
-    for batch in session.batches(data, global_batch=ROWS, seed=3):
+    for batch in own_of(data) if own_batches else session.batches(data, global_batch=ROWS, seed=3):
         each_step(engine)
         report = engine.step(batch)
         losses[report.step] = report.loss
@@ -259,17 +268,19 @@ def live(told, device, coordinator, token, store_port, num_steps, fault, inner, 
 
     try:
         with arachne.Session(timeout_s=60) as session:
-            answer = train(session, num_steps, inner, each_step, lambda *words: told.send(words))
+            answer = train(
+                session, num_steps, inner, each_step, lambda *words: told.send(words), fault.own_batches
+            )
     except Exception as error:
         told.send(("error", str(error)))
         raise
     told.send(("end", answer))
 
 
-def undisturbed(num_steps: int = STEPS, inner: int = 12) -> Told:
+def undisturbed(num_steps: int = STEPS, inner: int = 12, own_batches: bool = False) -> Told:
     """One process."""
     with arachne.Session() as session:
-        return train(session, num_steps, inner)
+        return train(session, num_steps, inner, own_batches=own_batches)
 
 
 class Job:

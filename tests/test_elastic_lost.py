@@ -8,6 +8,7 @@ import torch.distributed as dist
 from arachne_runtime.elastic import survivor as survivor_module
 from arachne_runtime.elastic.survivor import Survivor
 from arachne_runtime.errors import (
+    DisagreementError,
     LostStateError,
     ReplanError,
     UnsupportedEnvironmentError,
@@ -98,3 +99,19 @@ def told():
 def test_a_change_of_plan_says_whose_fault_it_was():
     others = ((2,), "None", ())
     assert run_ranks(3, told) == [others, others, ((2,), "MemoryError('no room')", ())]
+
+
+@pytest.mark.parametrize(("joins", "meets", "is_raised"), [(True, True, True), (False, True, False), (False, False, True)])
+def test_ranks_that_differ_in_the_first_step_of_a_joiner_go_on_without_it(joins, meets, is_raised):
+    client = SimpleNamespace(stop=None)
+    survivor = Survivor(client, None, None, SimpleNamespace(generation=3))
+    survivor._between.joins, survivor._between.meets_joiners = joins, meets
+    error = DisagreementError("the ranks have different samples in this step")
+    if is_raised:
+        with pytest.raises(DisagreementError):
+            survivor._lost(error)
+    else:
+        assert survivor._lost(error) == str(error)
+    survivor._between.stepped()
+    with pytest.raises(DisagreementError):
+        survivor._lost(error)

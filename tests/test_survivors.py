@@ -156,3 +156,17 @@ def test_without_memory_for_snapshots_the_error_says_what_is_lost(tmp_path):
         assert running.hear("a:0", "exit") == 1
     assert "the last process that held blocks.3." in said
     assert "checkpoint" in said
+
+
+def test_a_joiner_with_batches_of_its_own_ends_alone(tmp_path):
+    """It begins with the first one, where the others are at another."""
+    two = plan_of((3, stage((0, 3), (4, "a:0")), stage((3, 5), (4, "a:1"))))
+    three = plan_of((3, stage((0, 2), (4, "a:0")), stage((2, 5), (3, "a:2"), (1, "a:1"))))
+    own = Fault(own_batches=True)
+    with job(tmp_path, (two, three), {"a:0": own._replace(joined_at=FAULT), "a:1": own}) as running:
+        running.hear("a:0", "waits")
+        running.start("a:2", own)
+        assert "different samples" in running.hear("a:2", "error")
+        wanted = undisturbed(own_batches=True)
+        for device in two.devices:
+            check(running.hear(device, "end"), wanted)

@@ -44,13 +44,15 @@ class Between:
     evaluates: bool = False
     joins: bool = False
     """Whether this process has joined a job in training and has not trained yet."""
+    meets_joiners: bool = False
+    """Whether any process has, of this generation."""
     ended: bool = False
     """Whether the script has come to its end."""
 
     def stepped(self) -> None:
         """A step is done."""
         self.results.clear()
-        self.joins = False
+        self.joins = self.meets_joiners = False
 
     def meet(self, together: Together, *, went_back: bool) -> None:
         """Hear where the others of a new generation are; all of them call it.
@@ -67,6 +69,7 @@ class Between:
         mine = Standing(len(self.results), self.evaluates, self.joins, self.ended, told)
         every = [_DECODER.decode(word) for word in together.gather(msgspec.msgpack.encode(mine))]
         trained = [word for word in every if not word.joins]
+        self.meets_joiners = len(trained) < len(every)
         most = max((word.done for word in trained), default=0)
         if self.joins:
             repeats = any(word.evaluates and word.done == most for word in trained)

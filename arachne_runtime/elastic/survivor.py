@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 import torch.distributed as dist
 
 from ..engine import Engine, EvaluationReport, StepReport
+from ..errors import DisagreementError
 from ..measure.together import Together
 from ..membership.client import LeftOutError, MemberClient
 from ..membership.messages import ChangeWanted, Freeze, Record
@@ -180,14 +181,23 @@ class Survivor:
 
         An error that does not look like one of a connection may still follow from one.
         """
-        if is_half_done(self.engine) or is_own(error):
+        is_anothers = is_fault_of_another(error) or self._is_joiners(error)
+        if is_half_done(self.engine) or (is_own(error) and not is_anothers):
             raise error
-        known = is_fault_of_another(error) or is_lost_peer(error) or isinstance(self.client.stop, Freeze)
+        known = is_anothers or is_lost_peer(error) or isinstance(self.client.stop, Freeze)
         if not known and isinstance(error, RuntimeError):
             known = isinstance(self._stop_within(VERDICT_S), Freeze)
         if not known:
             raise error
         return first_line(error)
+
+    def _is_joiners(self, error: Exception) -> bool:
+        """Whether ranks differ in the first step of one that joined, which then ends alone.
+
+        A script with batches of its own begins with its first one, wherever the others are.
+        """
+        between = self._between
+        return isinstance(error, DisagreementError) and between.meets_joiners and not between.joins
 
     def _stop_within(self, timeout_s: Seconds) -> object:
         end = time.monotonic() + timeout_s
