@@ -115,3 +115,17 @@ def test_ranks_that_differ_in_the_first_step_of_a_joiner_go_on_without_it(joins,
     survivor._between.stepped()
     with pytest.raises(DisagreementError):
         survivor._lost(error)
+
+
+def test_an_evaluation_that_raised_an_error_of_its_own_is_over():
+    """The others of the next generation would wait for its end."""
+
+    def evaluate_once(batches):
+        raise ValueError("a metric of the user")
+
+    engine = SimpleNamespace(num_steps=4, open=None, evaluate_once=evaluate_once)
+    entering = SimpleNamespace(generation=3, feeds=None)
+    survivor = Survivor(SimpleNamespace(stop=None), None, None, entering, engine=engine)
+    with pytest.raises(ValueError, match="a metric"):
+        survivor.evaluate(engine, [])
+    assert not survivor._between.evaluates

@@ -112,8 +112,10 @@ class Survivor:
                 between.results.append(report)
 
         between.evaluates = True
-        self._repeated(evaluated, engine, self._number(engine))
-        between.evaluates = False
+        try:
+            self._repeated(evaluated, engine, self._number(engine))
+        finally:  # a script may go on behind an error of its own
+            between.evaluates = False
         return between.results[count]
 
     def finish(self) -> None:
