@@ -127,7 +127,7 @@ class Watch:
     def close(self) -> None:
         """End the thread."""
         with self._changed:
-            self._closed = True
+            self._closed, self._groups = True, ()
             self._changed.notify_all()
         self._thread.join()
 
@@ -149,5 +149,5 @@ class Watch:
     def _break(self) -> None:
         groups, self._groups = self._groups, ()
         for group in groups:
-            with suppress(ValueError):  # destroyed meanwhile
+            with suppress(Exception):  # destroyed meanwhile, or half so; those behind it must break too
                 break_group(group)
