@@ -15,7 +15,7 @@ from torch.utils.data import Dataset
 
 from .batches import batches_of
 from .data import LoaderSettings, StepBatch, default_inputs
-from .elastic.joining import end_with_code, finish, survivor_of
+from .elastic.joining import end, finish, survivor_of
 from .elastic.survivor import Survivor
 from .engine import Engine, Recipe
 from .engine.precision import Precision
@@ -146,11 +146,11 @@ class Session:
                 self._checkpoints.close(failed=error is not None)
             if error is not None:
                 annotate(error, self.plan, self._rank, self._engine)
-                end_with_code(error)
+                end(error, self._survivor, self._checkpoints)
                 return
             self._failed = False
             if self._survivor is not None:
-                finish(self._survivor)
+                finish(self._survivor, self._checkpoints)
             elif self._world_size > 1:
                 # a group that goes while another rank still receives fails that rank
                 dist.barrier(device_ids=[self.device.index] if self.device.type == "cuda" else None)

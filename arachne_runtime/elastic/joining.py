@@ -10,10 +10,18 @@ from datetime import timedelta
 from torch._C._distributed_c10d import TCPStore
 
 from ..making import EngineMaker
-from ..membership.client import JobDoneError, MemberClient, RefusedError, Stop
+from ..membership.client import (
+    CoordinatorLostError,
+    JobDoneError,
+    JobEndedError,
+    MemberClient,
+    RefusedError,
+    Stop,
+)
 from ..membership.watch import Watch, break_group
 from ..state.buddy import Snapshots
 from ..state.feeds import Feeds
+from ..state.keeper import Checkpoints
 from ..surroundings import LEFT_OUT_CODE, Elastic
 from ..units import Seconds
 from .entering import Entering
@@ -64,19 +72,41 @@ def _tell_agent(descriptor: int | None, incarnation: str) -> None:
             pipe.write(f"{incarnation}\n")
 
 
-def finish(survivor: Survivor) -> None:
-    """The script has come to its end; SystemExit as `end_with_code`."""
+def finish(survivor: Survivor, checkpoints: Checkpoints | None) -> None:
+    """The script has come to its end; SystemExit as `end`."""
     try:
         survivor.finish()
     except Exception as error:
-        end_with_code(error)
+        end(error, survivor, checkpoints)
         raise
 
 
-def end_with_code(error: BaseException) -> None:
-    """SystemExit for a process that the job does without, or after the job; else the error is one."""
+def end(error: BaseException, survivor: Survivor | None, checkpoints: Checkpoints | None) -> None:
+    """An error leaves the session: save what is left of a job that cannot go on; SystemExit where it is none.
+
+    That is for a process that the job does without, or after the job.
+    """
+    if survivor is not None and checkpoints is not None and _ends_job(error):
+        survivor.settle()
+        print(_saved(checkpoints), file=sys.stderr, flush=True)
     if isinstance(error, RefusedError):
         print(error, file=sys.stderr, flush=True)
         raise SystemExit(LEFT_OUT_CODE) from error
     if isinstance(error, JobDoneError):
         raise SystemExit(0) from error
+
+
+def _ends_job(error: BaseException) -> bool:
+    is_over = isinstance(error, JobEndedError | CoordinatorLostError)
+    return is_over and not isinstance(error, JobDoneError)
+
+
+def _saved(checkpoints: Checkpoints) -> str:
+    """Each process writes what it holds, and waits a minute for the others' files; what came of it."""
+    try:
+        is_there = checkpoints.save_alone()
+    except Exception as error:  # the job's own error is the one to leave with
+        return f"the job ends, and this process could not save its state: {type(error).__name__}: {error}"
+    if is_there:
+        return "the job ends; the state of now is its newest checkpoint"
+    return "the job ends; the processes that are left do not hold all of its state, so no checkpoint came of it"

@@ -125,6 +125,12 @@ class Survivor:
         self._repeated(lambda: dist.barrier(), engine, self._number(engine))
         self.client.done()
 
+    def settle(self) -> None:
+        """The job ends here: be between two steps, whatever was cut short, for as long as it takes."""
+        self.patience.close()
+        if self.engine is not None and self._start is not None and self._start.number == self.engine.num_steps:
+            self._start.give_back()
+
     def close(self) -> None:
         """Leave the groups; the client and the watch are its owner's."""
         self.watch.release()
