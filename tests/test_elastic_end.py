@@ -6,8 +6,8 @@ from unittest.mock import MagicMock
 import pytest
 
 from arachne_runtime.elastic import joining
-from arachne_runtime.elastic.survivor import Survivor
-from arachne_runtime.errors import UsageError
+from arachne_runtime.elastic.survivor import FAILURES, FAILURES_OF_JOINERS, Survivor
+from arachne_runtime.errors import UnsupportedEnvironmentError, UsageError
 from arachne_runtime.membership.client import (
     CoordinatorLostError,
     JobDoneError,
@@ -74,3 +74,26 @@ def test_a_job_that_ends_as_its_script_does_saves_too():
 
 def test_without_checkpoints_there_is_nothing_to_save():
     joining.end(JobEndedError("no plan fits"), Leaving().survivor, None)
+
+
+def leave(survivor, times):
+    for _ in range(times):
+        survivor._leave("cannot connect to b")
+
+
+def test_generations_that_fail_alike_end_the_job_with_what_they_say():
+    engine = MagicMock(num_steps=4, open=None)
+    survivor = Survivor(MagicMock(), MagicMock(), MagicMock(), MagicMock(), engine=engine)
+    leave(survivor, FAILURES - 1)
+    assert survivor._repeated(lambda: "done", engine, 4) == "done"
+    leave(survivor, FAILURES - 1)
+    survivor._leave("")  # a planned change is no failure
+    with pytest.raises(JobEndedError, match="20 generations in a row .* the last: cannot connect to b"):
+        leave(survivor, 1)
+
+
+def test_who_holds_no_state_ends_sooner_and_alone():
+    survivor = Survivor(MagicMock(), MagicMock(), MagicMock(), MagicMock())
+    leave(survivor, FAILURES_OF_JOINERS - 1)
+    with pytest.raises(UnsupportedEnvironmentError, match="cannot connect to b"):
+        leave(survivor, 1)

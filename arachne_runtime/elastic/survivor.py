@@ -15,9 +15,9 @@ from typing import Any, TypeVar
 import torch.distributed as dist
 
 from ..engine import Engine, EvaluationReport, StepReport
-from ..errors import DisagreementError
+from ..errors import DisagreementError, UnsupportedEnvironmentError
 from ..measure.together import Together
-from ..membership.client import LeftOutError, MemberClient
+from ..membership.client import JobEndedError, LeftOutError, MemberClient
 from ..membership.messages import ChangeWanted, Freeze, Record
 from ..membership.watch import Watch, leave_world
 from ..state.changes import PlanChange
@@ -39,6 +39,10 @@ LOOK_S: Seconds = 0.05
 """Between two looks whether a generation still goes on."""
 VERDICT_S: Seconds = 4.0
 """After an error that may come from a lost peer and may not: the coordinator declares one dead in 2 s."""
+FAILURES = 20
+"""Generations that may fail in a row: each has cost 10 s of forming where two hosts do not reach each other."""
+FAILURES_OF_JOINERS = 10
+"""Likewise, of a process that holds no state."""
 
 T = TypeVar("T")
 
@@ -66,6 +70,8 @@ class Survivor:
     has_joined: bool = False
     """Whether the job was in training when this process came."""
     _between: Between = field(default_factory=Between)
+    _num_failures: int = 0
+    """Generations in a row that failed before anything was done in them."""
     _told_steps: int = 0
     """Steps done, as the script has heard."""
 
@@ -174,9 +180,12 @@ class Survivor:
                 if engine.num_steps < number:
                     for batch in self.entering.feeds.since(engine.num_steps, engine):
                         self._once(engine, batch)
-                return action()
+                done = action()
             except Exception as error:
                 failure = self._lost(error)
+            else:
+                self._num_failures = 0
+                return done
             self._leave(failure)
             self._enter()
 
@@ -237,6 +246,26 @@ class Survivor:
         if self.engine is not None:
             self.engine.close()
         leave_world()
+        if why:
+            self._refuse_endless(why)
+
+    def _refuse_endless(self, why: str) -> None:
+        """An error where generation after generation failed, and nothing was done in any of them.
+
+        Two hosts that do not reach one another, say, fail alike for ever, and live. Who holds no state ends
+        sooner: the others may do without it.
+
+        Raises:
+            JobEndedError: On a process that holds state.
+            UnsupportedEnvironmentError: On one that does not.
+
+        """
+        self._num_failures += 1
+        said = f"{self._num_failures} generations in a row failed before anything was done; the last: {why}"
+        if self.engine is None and self._num_failures >= FAILURES_OF_JOINERS:
+            raise UnsupportedEnvironmentError(said)
+        if self._num_failures >= FAILURES:
+            raise JobEndedError(said)
 
     def _enter(self) -> None:
         """Follow records until a generation counts."""
