@@ -1,5 +1,7 @@
 """Gradient noise of plans: between replicas and pipelines, each parameter once, as one process tells it."""
 
+from contextlib import ExitStack
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -10,6 +12,8 @@ import arachne_runtime as arachne
 from arachne_runtime.batch import Group, SegmentNorms, measure_noise
 from arachne_runtime.engine import Engine, Recipe
 from arachne_runtime.errors import UnsupportedPlanError, WorkerFailedError
+from arachne_runtime.making import EngineMaker
+from arachne_runtime.measure.hooks import Hooks
 from arachne_runtime.model import ModelParts
 from arachne_runtime.plan.plan import Pipeline, Plan, Replica, Stage
 from arachne_runtime.plan.rows import micro_batch_rows, replica_rows
@@ -192,6 +196,25 @@ def one(_):
 )
 def test_groups_that_are_not_seen_apart_are_refused(plan, parts, reason, options):
     run_ranks(len(plan.devices), refused, plan, parts, reason, options)
+
+
+def by_maker(plan):
+    """As in an elastic job, whose plans follow from the devices that are there."""
+    recipe, cpu = Recipe(optimizer=sgd, loss=mse, dtype=torch.float64), torch.device("cpu")
+    hooks = Hooks(None, None, cpu, ExitStack())
+    make = EngineMaker(
+        parts=ModelParts.of(Net), recipe=recipe, device=cpu, hooks=hooks, overlap=True, noise=True,
+        follows_plans=True,
+    )  # fmt: skip
+    engine = make(plan, dist.get_rank())
+    found = engine.step(batch(0)).noise
+    engine.close()
+    return found is not None
+
+
+@pytest.mark.parametrize(("plan", "is_seen"), [(LINE, False), (PLANS["unlike shares by stage"], True)])
+def test_where_others_choose_the_plan_one_that_shows_no_noise_trains_without_a_reading(plan, is_seen):
+    assert set(run_ranks(len(plan.devices), by_maker, plan)) == {is_seen}
 
 
 def one_rank_measures():

@@ -5,6 +5,7 @@ import signal
 import sys
 import threading
 from contextlib import ExitStack
+from dataclasses import replace
 from datetime import timedelta
 
 from torch._C._distributed_c10d import TCPStore
@@ -59,6 +60,7 @@ def survivor_of(
         until.callback(signal.signal, signal.SIGTERM, before)
     feeds.keeps_batches = True
     snapshots = Snapshots(SNAPSHOT_STEPS, break_group)
+    make = replace(make, follows_plans=True)
     entering = Entering(client.member, store, watch, make, feeds, snapshots, timeout_s)
     survivor = Survivor(client, watch, patience, entering)
     until.callback(survivor.close)

@@ -107,6 +107,16 @@ def watch_noise(plan: Plan, summed: Summed, gradients: object, recipe: Recipe, r
     return NoiseWatch(plan, sums, gradients, rank)
 
 
+def is_noise_seen(plan: Plan, summed: Summed) -> bool:
+    """Whether a plan shows the noise: each sum takes the gradients of several groups of samples, whole."""
+    try:
+        for reduction in reductions(plan, summed):
+            _refuse_together(plan, reduction)
+    except UnsupportedPlanError:
+        return False
+    return True
+
+
 def _refuse_together(plan: Plan, reduction: Reduction) -> None:
     where = f"the sum of gradients {reduction.name}"
     for form, _ in reduction.atoms:
