@@ -6,6 +6,7 @@ import pytest
 import torch.distributed as dist
 
 from arachne_runtime.elastic import survivor as survivor_module
+from arachne_runtime.elastic.patience import Patience
 from arachne_runtime.elastic.survivor import Survivor
 from arachne_runtime.errors import (
     DisagreementError,
@@ -125,7 +126,7 @@ def test_an_evaluation_that_raised_an_error_of_its_own_is_over():
 
     engine = SimpleNamespace(num_steps=4, open=None, evaluate_once=evaluate_once)
     entering = SimpleNamespace(generation=3, feeds=None)
-    survivor = Survivor(SimpleNamespace(stop=None), None, None, entering, engine=engine)
+    survivor = Survivor(SimpleNamespace(stop=None), None, Patience(), entering, engine=engine)
     with pytest.raises(ValueError, match="a metric"):
         survivor.evaluate(engine, [])
     assert not survivor._between.evaluates

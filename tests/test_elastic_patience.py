@@ -18,7 +18,8 @@ def patience(monkeypatch):
     found.ended = []
     monkeypatch.setattr(patience_module, "PATIENCE_S", PATIENCE_S)
     monkeypatch.setattr(patience_module, "_give_up", found.ended.append)
-    yield found
+    with found.counting():
+        yield found
     found.close()
 
 
@@ -59,3 +60,19 @@ def test_who_has_left_the_job_is_not_ended(patience):
     patience.close()
     patience.on_stop(freeze(3))
     assert ended(patience) == []
+
+
+def test_a_script_that_does_something_else_has_its_time(monkeypatch):
+    """It may be writing a file; where it comes back to train, the clock starts."""
+    said = []
+    monkeypatch.setattr(patience_module, "PATIENCE_S", PATIENCE_S)
+    monkeypatch.setattr(patience_module, "_give_up", said.append)
+    patience = Patience()
+    with patience.counting():
+        patience.on_stop(freeze(2))
+    time.sleep(4 * PATIENCE_S)
+    assert said == []
+    with patience.counting():
+        time.sleep(4 * PATIENCE_S)
+    patience.close()
+    assert said == ["generation 2 ends"]

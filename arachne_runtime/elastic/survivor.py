@@ -84,16 +84,18 @@ class Survivor:
             LostStateError: Nobody has a block any more.
 
         """
-        self._enter()
+        with self.patience.counting():
+            self._enter()
         return self._engine()
 
     def step(self, engine: Engine, batch: Any) -> StepReport:
         """As ``Engine.step``; in the next generation the same step, if it was not applied."""
         number = self._number(engine)
-        if engine.is_change_wanted:  # here, not behind the last step: all have done what comes between two
-            self._leave("")
-            self._enter()
-        report = self._repeated(lambda: self._stepped(engine, batch, number), engine, number)
+        with self.patience.counting():
+            if engine.is_change_wanted:  # here, not behind the last step: all have done what comes between two
+                self._leave("")
+                self._enter()
+            report = self._repeated(lambda: self._stepped(engine, batch, number), engine, number)
         self._between.stepped()
         self._told_steps = number + 1
         computed = self.entering.make.hooks.computed
@@ -119,7 +121,8 @@ class Survivor:
 
         between.evaluates = True
         try:
-            self._repeated(evaluated, engine, self._number(engine))
+            with self.patience.counting():
+                self._repeated(evaluated, engine, self._number(engine))
         finally:  # a script may go on behind an error of its own
             between.evaluates = False
         return between.results[count]
@@ -128,7 +131,8 @@ class Survivor:
         """The script has come to its end here: wait until all ranks have, so that none needs this one."""
         engine = self._engine()
         self._between.ended = True
-        self._repeated(lambda: dist.barrier(), engine, self._number(engine))
+        with self.patience.counting():
+            self._repeated(lambda: dist.barrier(), engine, self._number(engine))
         self.client.done()
 
     def settle(self) -> None:
