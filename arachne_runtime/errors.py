@@ -80,7 +80,7 @@ class ReplanError(ArachneError, RuntimeError):
     def __init__(self, message: str, processes: Sequence[int] = ()) -> None:
         super().__init__(message)
         self.processes = tuple(processes)
-        """Those whose own fault it was; none where each is well by itself. Each has its fault as the cause."""
+        """Those whose own fault it was, which is the cause on them; none where each is well by itself."""
 
 
 class LostStateError(ReplanError):

@@ -38,7 +38,7 @@ class Leaving:
 @pytest.mark.parametrize("error", [JobEndedError("no plan fits"), CoordinatorLostError("no word")], ids=repr)
 @pytest.mark.parametrize(
     ("saves", "words"),
-    [(True, "its newest checkpoint"), (False, "do not hold all"), (OSError("disk full"), "OSError: disk full")],
+    [(True, "its newest checkpoint"), (False, "do not hold all"), (OSError("full"), "OSError: full")],
 )
 def test_a_job_that_cannot_go_on_saves_what_it_has(error, saves, words, capsys):
     leaving = Leaving(saves)

@@ -61,7 +61,9 @@ def test_an_error_of_this_rank_or_of_all_is_raised_though_another_died_first(err
 
 
 @pytest.mark.parametrize("ends", [False, True])
-@pytest.mark.parametrize("error", [CONNECTION, replan_error(2), replan_error(0, 2, cause=CONNECTION)], ids=repr)
+@pytest.mark.parametrize(
+    "error", [CONNECTION, replan_error(2), replan_error(0, 2, cause=CONNECTION)], ids=repr
+)
 def test_a_fault_of_another_is_not(error, ends):
     assert answer(error, ends=ends) == str(error).partition("\n")[0]
 
@@ -102,7 +104,9 @@ def test_a_change_of_plan_says_whose_fault_it_was():
     assert run_ranks(3, told) == [others, others, ((2,), "MemoryError('no room')", ())]
 
 
-@pytest.mark.parametrize(("joins", "meets", "is_raised"), [(True, True, True), (False, True, False), (False, False, True)])
+@pytest.mark.parametrize(
+    ("joins", "meets", "is_raised"), [(True, True, True), (False, True, False), (False, False, True)]
+)
 def test_ranks_that_differ_in_the_first_step_of_a_joiner_go_on_without_it(joins, meets, is_raised):
     client = SimpleNamespace(stop=None)
     survivor = Survivor(client, None, None, SimpleNamespace(generation=3))

@@ -111,4 +111,4 @@ def _saved(checkpoints: Checkpoints) -> str:
         return f"the job ends, and this process could not save its state: {type(error).__name__}: {error}"
     if is_there:
         return "the job ends; the state of now is its newest checkpoint"
-    return "the job ends; the processes that are left do not hold all of its state, so no checkpoint came of it"
+    return "the job ends; those that are left do not hold all of its state, so no checkpoint came of it"

@@ -52,11 +52,11 @@ class Patience:
     @contextmanager
     def counting(self) -> Iterator[None]:
         """Inside, this rank may wait for others."""
-        self._count(True)
+        self._count(counts=True)
         try:
             yield
         finally:
-            self._count(False)
+            self._count(counts=False)
 
     def close(self) -> None:
         """The job was left."""
@@ -64,7 +64,7 @@ class Patience:
             self._is_over = True
             self._set()
 
-    def _count(self, counts: bool) -> None:
+    def _count(self, *, counts: bool) -> None:
         with self._lock:
             self._counts = counts
             self._set()

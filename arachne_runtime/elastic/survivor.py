@@ -40,7 +40,7 @@ LOOK_S: Seconds = 0.05
 VERDICT_S: Seconds = 4.0
 """After an error that may come from a lost peer and may not: the coordinator declares one dead in 2 s."""
 FAILURES = 20
-"""Generations that may fail in a row: each has cost 10 s of forming where two hosts do not reach each other."""
+"""Generations that may fail in a row: each costs 10 s of forming where two hosts do not meet."""
 FAILURES_OF_JOINERS = 10
 """Likewise, of a process that holds no state."""
 
@@ -92,7 +92,7 @@ class Survivor:
         """As ``Engine.step``; in the next generation the same step, if it was not applied."""
         number = self._number(engine)
         with self.patience.counting():
-            if engine.is_change_wanted:  # here, not behind the last step: all have done what comes between two
+            if engine.is_change_wanted:  # not behind the last step: all have done what comes between
                 self._leave("")
                 self._enter()
             report = self._repeated(lambda: self._stepped(engine, batch, number), engine, number)
@@ -138,8 +138,9 @@ class Survivor:
     def settle(self) -> None:
         """The job ends here: be between two steps, whatever was cut short, for as long as it takes."""
         self.patience.close()
-        if self.engine is not None and self._start is not None and self._start.number == self.engine.num_steps:
-            self._start.give_back()
+        engine, start = self.engine, self._start
+        if engine is not None and start is not None and start.number == engine.num_steps:
+            start.give_back()
 
     def close(self) -> None:
         """Leave the groups; the client and the watch are its owner's."""

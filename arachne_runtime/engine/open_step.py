@@ -43,9 +43,9 @@ class OpenStep:
         return self.loss, self.norm, self.trace
 
     def refuse_begun(self) -> None:
-        """LostStateError where its optimizer step has begun and not ended: this rank is in no step's state."""
+        """LostStateError where its optimizer step has begun and not ended: this rank has no step's state."""
         if self.is_begun:
             raise LostStateError(
-                f"the optimizer step of step {self.number} failed in its middle on this rank, which cannot be "
+                f"the optimizer step of step {self.number} failed in its middle on this rank; it cannot be "
                 "done again; start from a checkpoint, or from the other ranks' state"
             )
