@@ -88,7 +88,7 @@ def test_generations_that_fail_alike_end_the_job_with_what_they_say():
     assert survivor._repeated(lambda: "done", engine, 4) == "done"
     leave(survivor, FAILURES - 1)
     survivor._leave("")  # a planned change is no failure
-    with pytest.raises(JobEndedError, match="20 generations in a row .* the last: cannot connect to b"):
+    with pytest.raises(JobEndedError, match=r"20 generations in a row .* the last: cannot connect to b"):
         leave(survivor, 1)
 
 

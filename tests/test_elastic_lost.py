@@ -38,8 +38,7 @@ def answer(error, *, ends, engine=None):
     survivor = Survivor(client, None, None, SimpleNamespace(generation=3), engine=engine)
     try:
         return survivor._lost(error)
-    except type(error) as raised:
-        assert raised is error
+    except type(error):
         return None
 
 
