@@ -14,6 +14,12 @@ from arachne_runtime.plan.plan import Plan
 
 SHOWN_LINES = 16
 """Lines of a traceback in a report."""
+LONGEST_TEXT = 65_536
+"""Characters of an error's text: all words of a failure stay below the 4 MiB of a line that others read."""
+LONGEST_LINE = 1024
+"""Likewise, of any other line."""
+MOST_LINES = 128
+"""Likewise, of each kind of them."""
 
 
 class Failure(Document, frozen=True, kw_only=True):
@@ -126,10 +132,23 @@ def read_failure(
     message = data.get("message")
     extra = message.get("extraInfo", {}) if isinstance(message, dict) else {}
     if "kind" not in extra:
-        return Failure(rank=rank, where=where, code=code, time_s=noticed_s, lines=tuple(tail))
+        return Failure(rank=rank, where=where, code=code, time_s=noticed_s, lines=_short(tail))
     fields = {k: extra[k] for k in ("kind", "text", "notes", "causes", "lines", "lost_peer", "time_s")}
     known = {"rank": rank, "where": where, "code": code, "recorded": True}
-    return msgspec.convert({**fields, **known}, Failure)
+    words = {k: _short(fields[k]) for k in ("notes", "causes", "lines")}
+    text = {"kind": _plain(fields["kind"], LONGEST_LINE), "text": _plain(fields["text"], LONGEST_TEXT)}
+    return msgspec.convert({**fields, **words, **text, **known}, Failure)
+
+
+def _short(lines: Sequence[str]) -> tuple[str, ...]:
+    """The last of them, each cut to a length that a person reads."""
+    return tuple(_plain(line, LONGEST_LINE) for line in lines[-MOST_LINES:])
+
+
+def _plain(text: str, longest: int) -> str:
+    """What JSON can carry: no half of a surrogate pair, as names of files may have; what is long keeps its beginning."""
+    plain = text[:longest].encode("utf-8", "backslashreplace").decode()
+    return plain if len(text) <= longest else f"{plain} ... ({len(text) - longest} more characters)"
 
 
 def _headline(failure: Failure) -> str:

@@ -34,6 +34,7 @@ from arachne_runtime.plan.plan import Plan
 
 from .failure import Failure, NodeLostError, RanksFailedError, Report
 from .hosts import Host, Hosts, is_local
+from .streams import written
 from .worker import EXIT_LIMIT_S
 
 LEASH_VARIABLE = "ARACHNE_LEASH"
@@ -148,7 +149,7 @@ def hold_leash(plan: Plan) -> None:
 def tell(error: RanksFailedError) -> None:
     """In a node's process: say to the starter how ranks failed."""
     for failure in error.report.failures:
-        print(FAILURE_MARK + msgspec.json.encode(failure).decode(), file=sys.stderr, flush=True)
+        written(sys.stderr, FAILURE_MARK + msgspec.json.encode(failure).decode() + "\n")
 
 
 @dataclass(slots=True)

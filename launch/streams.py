@@ -12,7 +12,7 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any, TextIO
@@ -29,6 +29,8 @@ LONGEST_LINE_BYTES = 65_536
 """A longer line is passed on in parts: it may never end."""
 _LINE_END = re.compile(rb"\r?\n|\r+(?![\r\n]|\Z)")
 """A lone carriage return too, but not before it is known what follows."""
+_ERR_LOCK = threading.Lock()
+"""Of standard error alone: a reader of standard output that has paused must not keep a word back."""
 
 
 @dataclass(slots=True)
@@ -54,10 +56,10 @@ class _Stream:
     def put(self, text: str) -> None:
         """Keep and pass on one line; what cannot be written must not stop the ranks, who wait on the pipe."""
         self.tail.append(text.rstrip())
-        if self.log is not None and (fault := _written(self.log, text)):
-            _written(sys.stderr, f"arachne: {self.log.name} ends here: {fault.strerror}\n")
+        if self.log is not None and (fault := written(self.log, text)):
+            written(sys.stderr, f"arachne: {self.log.name} ends here: {fault.strerror}\n")
             self._end_log()
-        if self.shown_on is not None and _written(self.shown_on, self.prefix + text):
+        if self.shown_on is not None and written(self.shown_on, self.prefix + text):
             self.shown_on = None
 
     def close(self) -> None:
@@ -74,14 +76,18 @@ class _Stream:
         self.log = None
 
 
-def _written(stream: IO[str], text: str) -> OSError | None:
-    """Write to the end; what kept it from it: a full disk, a reader that has left."""
+def written(stream: IO[str], text: str) -> OSError | None:
+    """Write to the end; what kept it from it: a full disk, a reader that has left.
+
+    On standard error words of several threads stay whole.
+    """
     encoding = getattr(stream, "encoding", None) or "utf-8"
-    try:
-        stream.write(text.encode(encoding, "backslashreplace").decode(encoding))
-        stream.flush()
-    except OSError as error:
-        return error
+    with _ERR_LOCK if stream is sys.stderr else nullcontext():
+        try:
+            stream.write(text.encode(encoding, "backslashreplace").decode(encoding))
+            stream.flush()
+        except OSError as error:
+            return error
     return None
 
 

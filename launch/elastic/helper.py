@@ -65,12 +65,19 @@ class Helper:
 
         One of which ``heard`` gives False is none for a person.
         """
-        assert self.process.stderr is not None
-        while text := await self.process.stderr.readline():
+        while text := await self._line():
             line = text.decode(errors="replace")
             if heard(line) is not False:
                 self.tail.append(line.rstrip())
         return await self.process.wait()
+
+    async def _line(self) -> bytes:
+        """The next of its standard error; words in the place of one that is too long; nothing at the end."""
+        assert self.process.stderr is not None
+        try:
+            return await self.process.stderr.readline()
+        except ValueError:  # asyncio has dropped what it held of it
+            return f"{self.name}: a line of more than {LONGEST_LINE_BYTES} bytes is left out\n".encode()
 
     @property
     def was_killed(self) -> bool:

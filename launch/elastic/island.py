@@ -10,7 +10,7 @@ import signal
 import sys
 import tempfile
 import time
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from pathlib import Path
 
 import msgspec
@@ -23,7 +23,7 @@ from .. import lab
 from ..failure import Failure, read_failure
 from ..hosts import interface_of
 from ..rank_environment import RUN_VARIABLE, on_cpus, search_path
-from ..streams import RankStreams
+from ..streams import RankStreams, written
 from ..survivors import SHUTDOWN_S, no_survivors
 from ..worker import DEVICE_VARIABLE
 from .device_process import DeviceProcess
@@ -188,8 +188,7 @@ class Island:
 
 def tell(word: Told) -> None:
     """Say it to the command; one that was killed hears nothing any more."""
-    with suppress(OSError):
-        print(WORD_MARK + line_of(word).decode(), end="", file=sys.stderr, flush=True)
+    written(sys.stderr, WORD_MARK + line_of(word).decode())
 
 
 def main() -> None:

@@ -270,7 +270,12 @@ class ElasticRun:
         if not text.startswith(WORD_MARK):
             show(text)
             return True
-        self._obey(read_told(text.removeprefix(WORD_MARK).encode()))
+        try:
+            word = read_told(text.removeprefix(WORD_MARK).encode())
+        except msgspec.MsgspecError as error:
+            self._log.say(f"a word of an island is left out, it cannot be read: {error}")
+        else:
+            self._obey(word)
         return False
 
     def _obey(self, word: Told) -> None:
