@@ -143,7 +143,7 @@ class World:
                     if isinstance(entry, Published):
                         assert entry.record.generation not in self.records
                         self.records[entry.record.generation] = entry.record
-                    else:
+                    elif isinstance(entry, Completed):
                         self.move_state()
                 case Send(connection=connection, message=message):
                     self.check(message)
@@ -169,7 +169,7 @@ class World:
         """Nobody hears what is not in the journal."""
         if isinstance(message, Published):
             assert Published(record=message.record) in self.journal
-        if isinstance(message, Completed):
+        if isinstance(message, Completed | Ended):
             assert message in self.journal
 
     def deliver(self, connection, message) -> None:

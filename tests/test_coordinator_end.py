@@ -7,6 +7,7 @@ from arachne_runtime.membership.messages import Ended, Failed, Leaving, Progress
 from launch.coordinator.phase import Phase
 
 from .coordinator_process import TOKEN, Coordinator
+from .coordinator_world import World
 from .test_coordinator import members, started
 
 
@@ -164,3 +165,16 @@ def test_clients_report_progress_and_the_end(tmp_path):
             assert (coordinator.status().phase, coordinator.status().step) == ("ended", 1)
     finally:
         coordinator.kill()
+
+
+def test_the_end_is_journalled_and_another_coordinator_knows_it():
+    world = started()
+    for worker in world.team():
+        world.die(worker)
+    world.pass_time(World.settings.joiner_s + 10)
+    end = world.journal[-1]
+    assert (type(end), end.is_done) == (Ended, False)
+    assert end.why.startswith("no plan fits")
+    world.restart()
+    assert (world.machine.phase, world.machine.status().why) == (Phase.ENDED, end.why)
+    assert world.start("a:0").end == end

@@ -4,14 +4,14 @@ import msgspec
 import pytest
 
 from arachne_runtime.errors import NoFeasiblePlanError, UnsupportedEnvironmentError, UsageError
-from arachne_runtime.membership.messages import Completed, Member, Published, Record
+from arachne_runtime.membership.messages import Completed, Ended, Member, Published, Record
 from arachne_runtime.plan.plan import Pipeline, Plan, Replica, Stage
 from launch.coordinator.journal import Journal
 from launch.elastic import job_file
 from launch.elastic.course import Course
 from launch.elastic.ledger import Ledger
 from launch.elastic.words import Again, Dismiss, Gone
-from launch.failure import Failure, RanksFailedError
+from launch.failure import Failure, NodeLostError, RanksFailedError
 
 DEVICES = ("a:0", "a:1", "b:0")
 
@@ -151,6 +151,60 @@ def test_the_coordinators_word_ends_the_job_once_all_have_saved(found):
     found.gone("a:1", incarnation="2", **ended)
     found.course.lost(["b:0"])
     assert found.course.is_over
+
+
+def ends(found, why: str, **words) -> None:
+    """The coordinator writes so."""
+    found.journal.append(Ended(why=why, **words))
+
+
+def test_the_coordinators_end_is_heard_where_no_process_is_left_to_tell_it(found):
+    found.trains(a0="1", a1="2", b0="3")
+    found.course.lost(DEVICES)
+    found.course.ended()
+    assert found.course.error is None
+    ends(found, "no plan fits, and nothing changed in 600 s")
+    found.course.ended()
+    assert isinstance(found.course.error, NoFeasiblePlanError)
+    assert found.course.is_over
+
+
+def test_the_end_of_the_script_is_heard_where_a_node_cannot_tell_it(found):
+    found.trains(a0="1", a1="2", b0="3")
+    ends(found, "the script is done", is_done=True)
+    found.course.lost(DEVICES)
+    found.course.ended()
+    assert (found.course.is_ending, found.course.is_over, found.course.error) == (True, True, None)
+
+
+def test_a_script_that_says_nothing_of_the_jobs_end_does_not_hide_it(found):
+    found.trains(a0="1", a1="2", b0="3")
+    ends(found, "no plan fits, and nothing changed in 600 s")
+    for device, incarnation in (("a:0", "1"), ("a:1", "2"), ("b:0", "3")):
+        found.gone(device, 0, incarnation)
+    assert isinstance(found.course.error, NoFeasiblePlanError)
+
+
+def test_a_failure_behind_the_end_is_told_though_a_node_is_lost_last(found):
+    found.trains(a0="1", a1="2", b0="3")
+    found.gone("a:0", 0, "1")
+    found.gone("a:1", incarnation="2", **USERS)
+    found.course.lost(["b:0"])
+    assert found.course.is_over
+    assert "ValueError" in str(found.course.error)
+
+
+@pytest.mark.parametrize("is_done", [True, False])
+def test_a_node_that_is_lost_while_others_end_had_ended_or_had_not(found, is_done):
+    found.trains(a0="1", a1="2", b0="3")
+    found.gone("a:0", 0, "1")
+    found.gone("a:1", 0, "2")
+    if is_done:
+        ends(found, "the script is done", is_done=True)
+    found.course.lost(["b:0"])
+    assert found.course.is_over
+    assert is_done or isinstance(found.course.error, NodeLostError)
+    assert (found.course.error is None) == is_done
 
 
 def test_a_job_is_found_by_its_file_and_a_dead_one_is_swept(tmp_path, monkeypatch):

@@ -3,10 +3,10 @@
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from arachne_runtime.membership.messages import Completed, Outbound, Published
+from arachne_runtime.membership.messages import Completed, Ended, Outbound, Published
 from arachne_runtime.plan.plan import Plan
 
-Entry: TypeAlias = Published | Completed
+Entry: TypeAlias = Published | Completed | Ended
 """What the journal keeps."""
 
 

@@ -31,7 +31,7 @@ class Course:
 
     def __init__(self, settings: Settings, history: History, now_s: Seconds) -> None:
         self.history = history
-        self.phase = Phase.GATHERING if history.record is None else Phase.RECOVERING
+        self.phase = _resumed(history)
         self._settings = settings
         self._roster = Roster(settings)
         self._roles: dict[int, AgentHello | MemberHello] = {}
@@ -46,10 +46,10 @@ class Course:
         """Why a planned change stops it."""
         self._offer: Offer | None = None
         """What that change is for, as long as the same devices are there."""
-        self._why = "the job begins" if history.record is None else history.record.why
+        self._why = _why_of(history)
         self._awaited: Member | None = None
         """One that is known to be waited for in this phase."""
-        self._ended = Ended(why="")
+        self._ended = history.ended or Ended(why="")
         """Once it has."""
         self._asked = 0
         self._considered: tuple[str, ...] = ()
@@ -268,6 +268,7 @@ class Course:
     def _end(self, why: str, *, is_done: bool = False) -> None:
         self._why = why
         self._ended = Ended(why=why, is_done=is_done)
+        self._append(self._ended)
         self._log(f"the job ends: {why}")
         for connection in self._roles:
             self._send(connection, self._ended)
@@ -290,3 +291,17 @@ class Course:
 
     def _log(self, text: str) -> None:
         self._actions.append(Log(text))
+
+def _resumed(history: History) -> Phase:
+    """Where a coordinator goes on that has read the journal of one before."""
+    if history.ended is not None:
+        return Phase.ENDED
+    return Phase.GATHERING if history.record is None else Phase.RECOVERING
+
+
+def _why_of(history: History) -> str:
+    """The last change, as a person is told."""
+    if history.ended is not None:
+        return history.ended.why
+    return "the job begins" if history.record is None else history.record.why
+

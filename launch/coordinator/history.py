@@ -3,7 +3,7 @@
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from arachne_runtime.membership.messages import Completed, Member, Published, Record, Source
+from arachne_runtime.membership.messages import Completed, Ended, Member, Published, Record, Source
 
 from .actions import Entry
 
@@ -18,6 +18,8 @@ class History:
 
     record: Record | None = None
     completed: int = 0
+    ended: Ended | None = None
+    """Nothing follows it."""
 
     @property
     def generation(self) -> int:
@@ -61,6 +63,10 @@ class History:
     def after(self, entry: Entry) -> "History":
         """With one more entry; HistoryError where it does not follow."""
         match entry:
+            case _ if self.ended is not None:
+                raise HistoryError(f"{type(entry).__name__} cannot follow the end of the job")
+            case Ended():
+                return replace(self, ended=entry)
             case Published(record=record) if record.generation == self.generation + 1:
                 return replace(self, record=record)
             case Completed(generation=number) if number == self.generation > self.completed:

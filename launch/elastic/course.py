@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Iterator
 from arachne_runtime.errors import ArachneError, NoFeasiblePlanError, WorkerFailedError
 from arachne_runtime.units import Seconds
 
-from ..failure import Failure, RanksFailedError, Report
+from ..failure import Failure, NodeLostError, RanksFailedError, Report
 from .afresh import Afresh
 from .ledger import Ledger
 from .words import LEFT_OUT_CODE, Again, Dismiss, Gone, Order
@@ -41,6 +41,8 @@ class Course:
         self._dismissed: set[str] = set()
         self._failures: list[Failure] = []
         """While it ends."""
+        self._lost: set[str] = set()
+        """Devices of nodes that were lost while it ended."""
 
     @property
     def is_over(self) -> bool:
@@ -56,8 +58,8 @@ class Course:
             self._ended(word)
             return []
         if word.code == 0 or (word.failure is not None and word.failure.kind == _DONE):
-            self._ended(word)
             self.is_ending = True
+            self._ended(word)
             return list(self._dismissals())
         if error := self._fatal(word):
             self._ended(word)
@@ -66,10 +68,26 @@ class Course:
             return []
         return self._again(word)
 
+    def ended(self) -> None:
+        """The coordinator has ended the job, and its processes had time to say more of it, if any is left."""
+        self._ledger.refresh()
+        found = self._ledger.ended
+        if found is None or self.is_ending or self.error is not None:
+            return
+        if found.is_done:
+            self.is_ending = True
+        else:
+            self.error = _told(found.why)
+
     def lost(self, devices: Iterable[str]) -> None:
         """A whole node has ended, with all processes of it; they may come back."""
-        self._gone |= {m.incarnation for m in self._ledger.members if m.device in set(devices)}
-        self.alive -= set(devices)
+        self._ledger.refresh()
+        gone = set(devices)
+        self._gone |= {m.incarnation for m in self._ledger.members if m.device in gone}
+        if self.is_ending:
+            self._lost |= (self.alive & gone) - self._dismissed
+        self.alive -= gone
+        self._weigh()
 
     def returned(self, devices: Iterable[str]) -> None:
         """A node is there again, with a process for each device."""
@@ -79,9 +97,21 @@ class Course:
         self.alive.discard(word.device)
         failure = word.failure
         if self.is_ending and failure is not None and word.device not in self._dismissed:
-            self._failures += [failure] if failure.kind != _DONE else []
-        if self.is_ending and not self.alive and self._failures:
+            self._failures += [failure] if failure.kind not in (_DONE, _ENDED_BY_COORDINATOR) else []
+        self._weigh()
+
+    def _weigh(self) -> None:
+        """What the end of a script is worth once nothing is left, whatever the first process said of it."""
+        if not self.is_ending or self.alive or self.error is not None:
+            return
+        ended = self._ledger.ended
+        if self._failures:
             self.error = self._failed(*self._failures)
+        elif ended is not None and not ended.is_done:
+            self.error = _told(ended.why)
+        elif ended is None and self._lost:
+            names = ", ".join(sorted(self._lost))
+            self.error = NodeLostError(f"{names}: lost before the script came to its end there")
 
     def _dismissals(self) -> Iterator[Dismiss]:
         """Who waits for a place in the plan waits in vain, once a script has ended."""
@@ -101,8 +131,7 @@ class Course:
         if failure is None:
             return None
         if failure.kind == _ENDED_BY_COORDINATOR:
-            no_plan = failure.text.startswith(_NO_PLAN)
-            return NoFeasiblePlanError(failure.text) if no_plan else _ToldError(failure.text)
+            return _told(failure.text)
         is_the_scripts = failure.recorded and not failure.is_consequence and failure.kind not in _MENDED
         if is_the_scripts and (self._ledger.completed == 0 or not self._training()):
             return self._failed(failure)
@@ -129,6 +158,10 @@ class Course:
 
 class _ToldError(WorkerFailedError):
     """The coordinator ended the job, for another reason than a lack of devices."""
+
+
+def _told(why: str) -> ArachneError:
+    return NoFeasiblePlanError(why) if why.startswith(_NO_PLAN) else _ToldError(why)
 
 
 def _how(word: Gone) -> str:

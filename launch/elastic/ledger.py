@@ -5,7 +5,7 @@ from pathlib import Path
 
 import msgspec
 
-from arachne_runtime.membership.messages import Completed, Member, Published, Record
+from arachne_runtime.membership.messages import Completed, Ended, Member, Published, Record
 
 from ..coordinator.actions import Entry
 
@@ -23,6 +23,8 @@ class Ledger:
         """The newest generation in which all were ready; 0: none."""
         self.trained: set[str] = set()
         """Incarnations of all members of completed generations."""
+        self.ended: Ended | None = None
+        """That the job is over, as the coordinator has decided."""
         self._path = path
         self._heard = heard
         self._read_bytes = 0
@@ -54,3 +56,5 @@ class Ledger:
             case Completed(generation=number):
                 self.completed = number
                 self.trained |= {member.incarnation for member in self.members}
+            case Ended():
+                self.ended = entry

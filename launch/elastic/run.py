@@ -47,7 +47,11 @@ END_S: Seconds = SHUTDOWN_S + 5.0
 SSH_OPTIONS = ("-o", "ServerAliveInterval=5", "-o", "ServerAliveCountMax=3")
 """A node that is cut off is given up by ssh after 15 s, and tried again; the coordinator needs 2 s for it."""
 CHECKPOINT_S: Seconds = 60.0
-"""How long processes may save and end once the coordinator has ended the job."""
+"""How long processes may save and end once the first has done so, after the coordinator has ended the job."""
+LAST_WORDS_S: Seconds = 5.0
+"""After that end, for processes that are told of it and say more; then the job ends where none is left."""
+SAVE_S: Seconds = 600.0
+"""The same until the first: a checkpoint of a large model takes minutes."""
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 
 
@@ -109,10 +113,21 @@ async def _run(job: ElasticJob, folder: Path) -> None:
     running = ElasticRun(job, folder)
     with _heeded(running.end):
         try:
-            await running.start()
+            await _unless_ended(running.start(), running.result)
             await running.result
         finally:
             await running.close()
+
+
+async def _unless_ended(start: Coroutine[None, None, None], result: "asyncio.Future[None]") -> None:
+    """A signal need not wait for what serves the job to come up."""
+    starting = asyncio.ensure_future(start)
+    await asyncio.wait({starting, result}, return_when=asyncio.FIRST_COMPLETED)
+    if not result.done():
+        starting.result()
+        return
+    starting.cancel()
+    await asyncio.gather(starting, return_exceptions=True)
 
 
 class ElasticRun:
@@ -135,6 +150,7 @@ class ElasticRun:
         self._left: set[str] = set()
         """Nodes that were asked to leave."""
         self._store_port = self._port = 0
+        self._is_closing = False
 
     async def start(self) -> None:
         """Everything that serves the job, and then its islands."""
@@ -167,12 +183,12 @@ class ElasticRun:
 
     async def close(self) -> None:
         """End every process: islands first, which end the ranks."""
-        self._log.is_quiet = True
+        self._log.is_quiet = self._is_closing = True
         await end_all(tuple(self._islands.values()), END_S)
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        await end_all(tuple(self._helpers.values()), END_S)
+        await end_all((*self._islands.values(), *self._helpers.values()), END_S)  # one may have just begun
         if self.result.done() and not self.result.cancelled():
             self.result.exception()  # it was seen, if only because `start` failed as well
 
@@ -223,9 +239,12 @@ class ElasticRun:
         raise NodeLostError(f"{await store.complaint()}\nwithout it no group can be formed again")
 
     async def _follow(self) -> None:
-        while True:
+        while self._ledger.ended is None:
             self._ledger.refresh()
             await asyncio.sleep(LOOK_S)
+        await asyncio.sleep(LAST_WORDS_S)
+        self._course.ended()
+        self._judge(SAVE_S)
 
     # ---- nodes
 
@@ -247,7 +266,10 @@ class ElasticRun:
             pause_s = patience.after(island, how := await island.complaint(), may_give_up=begins)
             self._log.say(f"{how}; it starts again in {pause_s:g} s")
             await asyncio.sleep(pause_s)
-        if len(self._left) == len(nodes_of(self._job.plan)):
+            if self._is_over:
+                break
+        all_left = len(self._left) == len(nodes_of(self._job.plan))
+        if all_left and not self._islands and not self._course.is_ending:
             self.end(NoFeasiblePlanError("every node has left the job"))
         self._judge()
 
@@ -293,16 +315,17 @@ class ElasticRun:
     @property
     def _is_over(self) -> bool:
         """Whether nothing is started again."""
-        return self._course.is_ending or self._course.error is not None or self.result.done()
+        over = self._course.is_ending or self._course.error is not None or self._ledger.ended is not None
+        return over or self.result.done() or self._is_closing
 
-    def _judge(self) -> None:
-        """Whether that was the end."""
+    def _judge(self, patience_s: Seconds = CHECKPOINT_S) -> None:
+        """Whether that was the end; after an error of the job its processes may take so long."""
         course = self._course
         self._log.is_quiet = self._log.is_quiet or course.is_ending
         if course.is_over and (course.is_ending or course.error is not None):
             self.end(course.error)
         elif course.error is not None:
-            asyncio.get_running_loop().call_later(CHECKPOINT_S, self.end, course.error)
+            asyncio.get_running_loop().call_later(patience_s, self.end, course.error)
 
 
 @dataclass(slots=True)
