@@ -6,6 +6,7 @@ on, logs to standard error, and ends when that input closes.
 
 import asyncio
 import logging
+import os
 import sys
 import threading
 from collections.abc import Iterator, Mapping
@@ -37,7 +38,7 @@ class Duties(Document, frozen=True, kw_only=True):
     port: int = 0
     """0: any."""
     min_devices: int = 1
-    """No plan of fewer is taken: the job waits for more."""
+    """While fewer are there the job waits; a plan may do without some of them."""
     problem: Problem | None = None
     """For the planner; None: later plans are what is left of the first."""
 
@@ -74,10 +75,8 @@ class Plans:
     min_devices: int
 
     def __call__(self, devices: tuple[str, ...], running: Plan | None) -> Offer | None:
-        """The job's own plan first, where all its devices are there; None: no plan of enough devices."""
-        offer = self.made_by.plan_for(devices, running)
-        too_few = offer is None or len(offer.plan.devices) < self.min_devices
-        return None if too_few else offer
+        """The job's own plan first, where all its devices are there; None: no plan, or too few devices."""
+        return self.made_by.plan_for(devices, running) if len(devices) >= self.min_devices else None
 
     def assume(self, slower: Mapping[str, float]) -> None:
         """Of use to a planner only."""
@@ -97,7 +96,7 @@ def _stop_with_input(stop: asyncio.Event) -> None:
     loop = asyncio.get_running_loop()
 
     def wait() -> None:
-        while sys.stdin.buffer.read(4096):
+        while os.read(0, 4096):  # not by sys.stdin: a thread in it aborts an interpreter that ends by an error
             continue
         loop.call_soon_threadsafe(stop.set)
 

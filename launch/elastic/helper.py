@@ -81,15 +81,16 @@ class Helper:
 
     @property
     def was_killed(self) -> bool:
-        """Whether a signal ended it."""
-        return self.process.returncode is not None and self.process.returncode < 0
+        """Whether somebody else ended it: any other signal is of its own making."""
+        return self.process.returncode in (-signal.SIGKILL, -signal.SIGTERM)
 
     async def complaint(self) -> str:
         """How it ended, and what it said last."""
         code = await self.process.wait()
-        if code < 0:  # it is not what it said that ended it
-            return f"{self.name} was killed by {signal.Signals(-code).name}"
-        return "\n".join([f"{self.name} exited with code {code}", *(f"  {line}" for line in self.tail)])
+        how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}"
+        if self.was_killed:  # it is not what it said that ended it
+            return f"{self.name} {how}"
+        return "\n".join([f"{self.name} {how}", *(f"  {line}" for line in self.tail)])
 
     async def end(self, patience_s: Seconds) -> None:
         """Drop the leash and wait; what does not end is killed."""

@@ -42,6 +42,8 @@ LONGEST_PAUSE_S: Seconds = 60.0
 """Before a helper that ended by itself starts again: 0.5, 1, 2 .. 60 s, until one has lived for so long."""
 MOST_STARTS = 4
 """One that ends so often in a row ends the job, but for the island of a node in a job that has trained."""
+MOST_KILLS = 20
+"""Of signals from outside in a row; from then on they count as well: memory may be short for good."""
 END_S: Seconds = SHUTDOWN_S + 5.0
 """How long an island may take to end its processes, which have ``SHUTDOWN_S``."""
 SSH_OPTIONS = ("-o", "ServerAliveInterval=5", "-o", "ServerAliveCountMax=3")
@@ -333,14 +335,17 @@ class _Patience:
     """With a helper that ends again and again."""
 
     num_starts: int = 0
+    num_kills: int = 0
     began_s: float = field(default_factory=time.monotonic)
 
     def after(self, helper: Helper, complaint: str, *, may_give_up: bool = True) -> Seconds:
         """How long to wait before the next start; NodeLostError once it is of no use."""
-        if helper.was_killed:  # from outside, which says nothing of the next one
-            return FIRST_PAUSE_S
         if time.monotonic() - self.began_s > LONGEST_PAUSE_S:
-            self.num_starts = 0
+            self.num_starts = self.num_kills = 0
+        if helper.was_killed and self.num_kills < MOST_KILLS:  # which says nothing of the next one
+            self.num_kills += 1
+            self.began_s = time.monotonic() + FIRST_PAUSE_S
+            return FIRST_PAUSE_S
         self.num_starts += 1
         if self.num_starts >= MOST_STARTS and may_give_up:
             raise NodeLostError(complaint)
