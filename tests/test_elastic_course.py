@@ -1,14 +1,18 @@
 """What follows when processes of an elastic job end, without any process."""
 
+import time
+
 import msgspec
 import pytest
 
 from arachne_runtime.errors import NoFeasiblePlanError, UnsupportedEnvironmentError, UsageError
+from arachne_runtime.membership.decision import Decision, Verdict
 from arachne_runtime.membership.messages import Completed, Ended, Member, Published, Record
 from arachne_runtime.plan.plan import Pipeline, Plan, Replica, Stage
 from launch.coordinator.journal import Journal
 from launch.elastic import job_file
-from launch.elastic.course import Course
+from launch.elastic.afresh import LIVED_S
+from launch.elastic.course import MOST_ALIKE, Course
 from launch.elastic.ledger import Ledger
 from launch.elastic.words import Again, Dismiss, Gone
 from launch.failure import Failure, NodeLostError, RanksFailedError
@@ -31,12 +35,19 @@ class Job:
         self.course = Course(DEVICES, Ledger(folder / "journal"), self.said.append)
         self.generation = 0
 
-    def trains(self, **incarnations: str) -> None:
-        """A generation of these, by device, is completed."""
+    def trains(self, step: int | None = None, **incarnations: str) -> None:
+        """A generation of these, by device, is completed, and redoes a step."""
         self.generation += 1
         named = {f"{name[0]}:{name[1]}": incarnation for name, incarnation in incarnations.items()}
         members = tuple(Member(device=device, incarnation=i) for device, i in named.items())
-        record = Record(generation=self.generation, members=members, plan=plan_of(*named), why="a test")
+        decision = Decision(verdict=Verdict.REDO, step=step) if step is not None else None
+        record = Record(
+            generation=self.generation,
+            members=members,
+            plan=plan_of(*named),
+            decision=decision,
+            why="a test",
+        )
         self.journal.append(Published(record=record))
         self.journal.append(Completed(generation=self.generation))
 
@@ -61,7 +72,10 @@ def test_a_process_that_trained_gets_a_fresh_one_soon_and_later_each_time_it_fai
     assert found.gone("a:0", incarnation="1") == [Again(device="a:0", after_s=1)]
     assert [found.gone("a:0", -6)[0].after_s, found.gone("a:0", 3)[0].after_s] == [2, 4]
     found.trains(a0="4", a1="2", b0="3")
-    assert found.gone("a:0", incarnation="4")[0].after_s == 1
+    assert found.gone("a:0", incarnation="4")[0].after_s == 8  # it trained, but failed soon
+    found.trains(a0="5", a1="2", b0="3")
+    found.course._afresh.clock = lambda: time.monotonic() + 60 + LIVED_S
+    assert found.gone("a:0", incarnation="5")[0].after_s == 1
 
 
 def test_one_that_was_left_out_is_replaced_at_once_but_not_for_ever(found):
@@ -98,6 +112,39 @@ def test_a_users_error_on_one_rank_of_a_training_job_does_not(found):
     assert found.gone("a:0", incarnation="1", **USERS)
     assert not found.gone("b:0", incarnation="3", **USERS)  # the last one: the state is gone as well
     assert "ValueError" in str(found.course.error)
+
+
+def test_an_error_that_mentions_a_connection_ends_a_job_that_never_trained(found):
+    lost = {"code": 1, "recorded": True, "kind": "ConnectionError", "lost_peer": True}
+    for port in (40001, 40002):
+        assert found.gone("a:0", **lost, text=f"data server: connection refused [{port}]")
+    assert not found.gone("a:0", **lost, text="data server: connection refused [40003]")
+    assert "data server" in str(found.course.error)
+    assert found.course.is_over
+
+
+def test_one_that_only_lost_a_peer_while_others_train_is_started_again(found):
+    found.trains(a0="1", a1="2", b0="3")
+    lost = {"code": 1, "recorded": True, "kind": "RuntimeError", "lost_peer": True}
+    assert all(found.gone("a:0", **lost, text="connection reset by peer") for _ in range(5))
+
+
+def test_an_error_that_goes_from_rank_to_rank_in_one_step_ends_the_job(found):
+    found.trains(a0="0", a1="0", b0="0")
+    for number in range(MOST_ALIKE - 1):
+        device = DEVICES[number % 3]
+        found.trains(step=7, **{name: str(number) for name in ("a0", "a1", "b0")})
+        assert found.gone(device, incarnation=str(number), **USERS)
+        assert found.gone(device, incarnation=str(number), **USERS)  # of two in one generation one counts
+    found.trains(step=7, a0="x", a1="x", b0="x")
+    assert not found.gone("b:0", incarnation="x", **USERS)
+    assert "ValueError: no such file" in str(found.course.error)
+
+
+def test_the_same_error_in_later_steps_does_not(found):
+    for number in range(2 * MOST_ALIKE):
+        found.trains(step=number + 1, **{name: str(number) for name in ("a0", "a1", "b0")})
+        assert found.gone("a:0", incarnation=str(number), **USERS)
 
 
 @pytest.mark.parametrize("kind", ["LostStateError", "CoordinatorLostError"])

@@ -1,6 +1,7 @@
 """What becomes of an elastic job when processes of it end: fresh ones, the job's end, or its error."""
 
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
 
 from arachne_runtime.errors import ArachneError, NoFeasiblePlanError, WorkerFailedError
 from arachne_runtime.units import Seconds
@@ -18,6 +19,8 @@ _MENDED = ("LostStateError", "CoordinatorLostError")
 """Of processes that could not go on, and whose successors can, from a checkpoint."""
 _NO_PLAN = "no plan fits"
 """Begins the coordinator's words where that is why."""
+MOST_ALIKE = 4
+"""So many generations that the same error ended, and none of which brought the job a step further, end it."""
 
 
 class Course:
@@ -36,6 +39,7 @@ class Course:
         self._ledger = ledger
         self._say = say
         self._afresh = Afresh()
+        self._again_and_again = _Alike()
         self._gone: set[str] = set()
         """Incarnations."""
         self._dismissed: set[str] = set()
@@ -135,11 +139,13 @@ class Course:
         is_the_scripts = failure.recorded and not failure.is_consequence and failure.kind not in _MENDED
         if is_the_scripts and (self._ledger.completed == 0 or not self._training()):
             return self._failed(failure)
+        if is_the_scripts and self._again_and_again.count(failure, self._ledger) >= MOST_ALIKE:
+            return self._failed(failure)
         return None
 
     def _again(self, word: Gone) -> list[Order]:
         trained = word.incarnation in self._ledger.trained
-        pause_s = self._afresh.after(word, trained=trained)
+        pause_s = self._afresh.after(word, trained=trained, job_trained=self._ledger.completed > 0)
         if pause_s is not None:
             self._say(f"{word.device}: {_how(word)}; a fresh process {_when(pause_s)}")
             return [Again(device=word.device, after_s=pause_s)]
@@ -154,6 +160,23 @@ class Course:
 
     def _failed(self, *failures: Failure) -> RanksFailedError:
         return RanksFailedError(Report(failures, self._num_devices))
+
+
+@dataclass(slots=True)
+class _Alike:
+    """Generations in a row that one error ended in the same step, on whatever rank."""
+
+    what: object = None
+    generations: set[int] = field(default_factory=set)
+
+    def count(self, failure: Failure, ledger: Ledger) -> int:
+        """How many, with this one; 0 where nobody knows the step."""
+        if ledger.step is None:
+            return 0
+        if (what := (failure.kind, failure.text, ledger.step)) != self.what:
+            self.what, self.generations = what, set()
+        self.generations.add(ledger.completed)
+        return len(self.generations)
 
 
 class _ToldError(WorkerFailedError):

@@ -34,6 +34,12 @@ class Ledger:
         """Of the newest generation."""
         return () if self.record is None else self.record.members
 
+    @property
+    def step(self) -> int | None:
+        """Which the newest generation computes first; None: nobody held a state, or it is the first one."""
+        decision = self.record.decision if self.record is not None else None
+        return decision.next_step if decision is not None else None
+
     def refresh(self) -> None:
         """Read what was written since the last look; a line that is not whole yet waits."""
         try:
