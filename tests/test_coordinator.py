@@ -50,6 +50,17 @@ def test_the_job_begins_when_its_devices_are_there():
     assert (record.generation, record.source, record.decision) == (1, None, None)
 
 
+def test_who_comes_while_others_wait_for_a_plan_does_not_make_them_wait_longer():
+    world = started()
+    world.die(world.team()[2])
+    assert world.machine.phase is Phase.PLANNING
+    world.start("c:0")
+    world.plan()
+    assert (world.machine.phase, members(world)) == (Phase.TRAINING, ["a:0", "a:1"])
+    world.pass_time(1)
+    assert members(world) == ["a:0", "a:1", "c:0"]
+
+
 def test_a_death_leads_to_a_generation_of_the_survivors_and_one_decision():
     world = started()
     world.step()

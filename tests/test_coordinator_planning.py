@@ -1,22 +1,30 @@
 """The planner's process: offers on the devices that are there, and what comes of its errors and its death."""
 
+import asyncio
+import io
 import os
 import signal
 import threading
 import time
+from concurrent.futures import Future
 from contextlib import suppress
 from functools import cache
 from itertools import pairwise
+from types import SimpleNamespace
 
 import msgspec
 import pytest
 
+from arachne_runtime.membership.channel import new_token
 from arachne_runtime.plan.cluster import Cluster, Network, NodeEntry
 from arachne_runtime.plan.plan import Pipeline, Replica, Stage
 from arachne_runtime.plan.rules import check_plan
-from launch.coordinator.offers import Offers, SupersededError
-from launch.coordinator.planner_words import Answer, Problem, Question
-from launch.coordinator.planning import Planner, PlannerError
+from launch.coordinator.journal import Journal
+from launch.coordinator.offers import Offers
+from launch.coordinator.planner_words import Answer, Problem, Question, SupersededError
+from launch.coordinator.planning import Planner, PlannerError, _Child
+from launch.coordinator.server import FIRST_RETRY_S, Server
+from launch.coordinator.settings import Settings
 from launch.coordinator.shrink import shrunk
 from launch.coordinator.worth import pays
 from planner import Request, catalog, find_plan, signed
@@ -196,4 +204,35 @@ def test_a_planner_that_hangs_or_fails_leaves_what_is_left_of_the_plan():
         planner._ask = lambda devices, running: Answer(number=1, no_plan="too little memory")
         assert planner.plan_for((), first) is None
         planner._ask = lambda devices, running: Answer(number=1)
-        assert planner.plan_for(CLUSTER.devices, first) is None
+        with pytest.raises(SupersededError):  # which is not the same as no plan
+            planner.plan_for(CLUSTER.devices, first)
+
+
+def test_a_question_that_was_superseded_though_it_counts_is_asked_again_at_once(tmp_path):
+    told, answers = [], [SupersededError(), SupersededError(), None]
+
+    def plan_for(devices, running):
+        if (answer := answers.pop(0)) is not None:
+            raise answer
+
+    async def ask() -> None:
+        journal = Journal.open(tmp_path / "journal")
+        server = Server(Settings(devices=("a:0",)), journal, plan_for, new_token())
+        server._machine = SimpleNamespace(
+            wants=lambda number: True, planned=lambda number, offer, now_s: told.append(number) or []
+        )
+        await asyncio.wait_for(server._plan(1, ("a:0",), None), 0.9 * FIRST_RETRY_S)
+        journal.close()
+
+    asyncio.run(ask())
+    assert (told, answers) == ([1], [])
+
+
+def test_what_else_the_planners_process_prints_is_left_out():
+    answer = Answer(number=3, no_plan="too little memory")
+    child = _Child.__new__(_Child)
+    answered: Future[Answer] = Future()
+    child._process = SimpleNamespace(stdout=io.BytesIO(b"a warning\n" + msgspec.json.encode(answer) + b"\n"))
+    child._waiting, child._changed = {3: answered}, threading.Lock()
+    child._read()
+    assert answered.result(0) == answer

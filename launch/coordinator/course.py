@@ -216,7 +216,8 @@ class Course:
         self._to(Phase.CHANGING, now_s)
 
     def _settle(self, offer: Offer | None, now_s: Seconds) -> None:
-        if self._roster.devices != self._considered:
+        here, used = self._roster.devices, offer.plan.devices if offer is not None else ()
+        if here != self._considered and not (used and set(used) <= set(here)):  # who has come since can wait
             self._to(Phase.PLANNING, now_s)
         elif offer is None:
             self._log(f"no plan fits {', '.join(self._considered) or 'no device'}; waiting for more")

@@ -13,14 +13,10 @@ from planner.cost import Estimate, price
 from planner.search.migrate import change_seconds, same_layout, still_there
 
 from .cut import Cut, cut
-from .planner_words import Answer, Problem, Question
+from .planner_words import Answer, Problem, Question, SupersededError
 from .shrink import shrunk
 from .slowed import Slowed
 from .worth import Offer, samples_in
-
-
-class SupersededError(Exception):
-    """A newer question is there: the answer to this one is of no use."""
 
 
 class Offers:

@@ -14,8 +14,8 @@ from typing import BinaryIO
 
 import msgspec
 
-from .offers import Offers, SupersededError
-from .planner_words import Answer, Problem, Question
+from .offers import Offers
+from .planner_words import Answer, Problem, Question, SupersededError
 
 _ENCODER = msgspec.json.Encoder()
 
@@ -24,17 +24,23 @@ def main() -> None:
     """Answer until standard input closes."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # who asks decides when it ends
     problem = msgspec.json.decode(sys.stdin.buffer.readline(), type=Problem)
+    answers = _own_output()
     asked: queue.SimpleQueue[Question] = queue.SimpleQueue()
     threading.Thread(target=_read, args=(sys.stdin.buffer, asked.put), name="questions", daemon=True).start()
     offers = Offers(problem, is_superseded=lambda: not asked.empty())
     _answer(offers, offers.first_question)  # loads all that a search needs
     while True:
         question = asked.get()
-        if asked.empty():
-            sys.stdout.buffer.write(_ENCODER.encode(_answer(offers, question)) + b"\n")
-        else:
-            sys.stdout.buffer.write(_ENCODER.encode(Answer(number=question.number)) + b"\n")
-        sys.stdout.buffer.flush()
+        answer = _answer(offers, question) if asked.empty() else Answer(number=question.number)
+        answers.write(_ENCODER.encode(answer) + b"\n")
+        answers.flush()
+
+
+def _own_output() -> BinaryIO:
+    """For answers alone; what a library prints goes to standard error."""
+    answers = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)
+    return answers
 
 
 def _answer(offers: Offers, question: Question) -> Answer:

@@ -15,6 +15,10 @@ PATIENT_S: Seconds = 2.0
 """Of a search beside training; a guess, from half a second on plans get little better (docs/policy.md)."""
 
 
+class SupersededError(Exception):
+    """A newer question is there: this one has no answer, which says nothing of plans."""
+
+
 class Problem(Document, frozen=True, kw_only=True):
     """What does not change in a job."""
 

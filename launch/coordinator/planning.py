@@ -18,7 +18,7 @@ from arachne_runtime.plan.plan import Plan
 from arachne_runtime.units import Seconds
 
 from ..rank_environment import search_path
-from .planner_words import Answer, Problem, Question
+from .planner_words import Answer, Problem, Question, SupersededError
 from .shrink import Shrinker
 from .worth import Offer
 
@@ -49,7 +49,8 @@ class Planner:
     def plan_for(self, devices: tuple[str, ...], running: Plan | None) -> Offer | None:
         """The best plan that a short search finds, else what is left of the running and the first plan.
 
-        None: neither is there. PlannerError where nothing is left and the planner failed, twice.
+        None: neither is there. PlannerError where nothing is left and the planner failed, twice;
+        SupersededError where a newer question took its place.
         """
         fault: PlannerError | None = None
         for _ in range(2):
@@ -59,8 +60,10 @@ class Planner:
                 _LOGGER.warning("%s", error)
                 fault = error
                 continue
-            if answer.offer is not None or not answer.no_plan:
-                return answer.offer  # neither: a newer question took its place
+            if answer.offer is not None:
+                return answer.offer
+            if not answer.no_plan:
+                raise SupersededError
             _LOGGER.info("the planner has no plan for %d devices: %s", len(devices), answer.no_plan)
             return self._shrinker.plan_for(devices, running)
         left = self._shrinker.plan_for(devices, running)
@@ -160,7 +163,11 @@ class _Child:
         assert self._process.stdout is not None
         with self._process.stdout as pipe:
             for text in pipe:
-                answer = _ANSWER.decode(text)
+                try:
+                    answer = _ANSWER.decode(text)
+                except msgspec.MsgspecError as error:
+                    _LOGGER.warning("a word of the planner is left out, it cannot be read: %s", error)
+                    continue
                 with self._changed:
                     answered = self._waiting.pop(answer.number, None)
                 if answered is not None:

@@ -31,13 +31,14 @@ from arachne_runtime.units import Seconds
 from .actions import Action, Append, AskPlan, Drop, Log, Send
 from .journal import Journal
 from .machine import Machine
+from .planner_words import SupersededError
 from .settings import Settings
 from .worth import Offer
 
 PlanFor: TypeAlias = Callable[[tuple[str, ...], Plan | None], Offer | None]
 """Devices that are there and the running plan to an offer, or None where no plan fits; runs in a thread.
 
-What it raises is logged, and it is asked again."""
+What it raises is logged, and it is asked again; at once after SupersededError, if anyone wants to know."""
 Assume: TypeAlias = Callable[[Mapping[str, float]], None]
 """Devices that compute so many times longer than their profile says, for all questions that follow."""
 TICK_S: Seconds = 0.05
@@ -47,6 +48,8 @@ FIRST_RETRY_S: Seconds = 1.0
 LAST_RETRY_S: Seconds = 60.0
 MAX_CONNECTIONS = 8192
 """Two for each of 4,096 devices; more are closed at once."""
+BACKLOG = 1024
+"""Connections that wait to be accepted: all come at once when a coordinator is started again."""
 MAX_UNSENT_BYTES = 4 * MAX_OUTBOUND_BYTES
 """A peer that reads nothing is cut off when so much waits for it."""
 
@@ -83,7 +86,7 @@ class Server:
 
     async def run(self, host: str, port: int, started: Callable[[int], None], stop: asyncio.Event) -> None:
         """Until ``stop`` is set; ``started`` is told the port."""
-        server = await asyncio.start_server(self._accept, host, port)
+        server = await asyncio.start_server(self._accept, host, port, backlog=BACKLOG)
         started(server.sockets[0].getsockname()[1])
         try:
             while not stop.is_set():
@@ -182,6 +185,10 @@ class Server:
         while True:
             try:
                 offer = await asyncio.to_thread(self._plan_for, devices, running)
+            except SupersededError:
+                if not self._machine.wants(number):
+                    return
+                continue  # the newer question was the older one of ours, asked again
             except Exception:
                 _LOGGER.exception("the planner failed; it is asked again in %g s", wait_s)
             else:
