@@ -271,6 +271,12 @@ def test_a_job_is_found_by_its_file_and_a_dead_one_is_swept(tmp_path, monkeypatc
         (two.parent / f"{two.name}.json").write_bytes(msgspec.json.encode(dead))
         assert job_file.find_job(None).name == one.name
         assert not two.exists()
+        path = one.with_name(f"{one.name}.json")
+        elsewhere = msgspec.structs.replace(dead, name=one.name, place="another container")
+        path.write_bytes(msgspec.json.encode(elsewhere))
+        with pytest.raises(UnsupportedEnvironmentError, match="no elastic job"):
+            job_file.find_job(None)
+        assert (path.exists(), one.exists()) == (True, True)  # nobody here knows whether it runs
     assert not list((tmp_path / "arachne").iterdir())
 
 

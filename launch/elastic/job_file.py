@@ -25,6 +25,8 @@ class JobFile(Document, frozen=True, kw_only=True):
     """Of the command that runs it."""
     started: int
     """Start time of that process in clock ticks since boot: tells it from a later one with the same id."""
+    place: str
+    """Whose process ids those are, see `_place`."""
     address: tuple[str, int]
     """The coordinator's."""
     token_file: str
@@ -61,6 +63,7 @@ def write_job_file(folder: Path, address: tuple[str, int], token_file: Path, jou
         name=folder.name,
         pid=os.getpid(),
         started=started,
+        place=_place(),
         address=address,
         token_file=str(token_file),
         journal=str(journal),
@@ -85,6 +88,8 @@ def running_jobs() -> dict[str, JobFile]:
         try:
             job = msgspec.json.decode(path.read_bytes(), type=JobFile)
         except (OSError, msgspec.MsgspecError):
+            continue
+        if job.place != _place():  # of another container or machine that has this folder as well
             continue
         if job.runs():
             found[job.name] = job
@@ -129,6 +134,12 @@ def jobs_folder() -> Path:
             f"{folder} is not a folder of this user's alone; remove it, or set XDG_RUNTIME_DIR"
         )
     return folder
+
+
+def _place() -> str:
+    """This boot of this machine and its process ids, which containers count anew."""
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    return f"{boot} {os.readlink('/proc/self/ns/pid')}"
 
 
 def _file_of(folder: Path) -> Path:
