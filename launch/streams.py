@@ -102,8 +102,11 @@ class RankStreams:
         prefixed: bool,
         quiet: bool = False,
         log_dir: Path | None = None,
+        appends: bool = False,
     ) -> None:
+        """``appends``: to what is in ``log_dir``."""
         self._folder = folder
+        self._log_mode = "a" if appends else "w"
         self._names = names
         self._direct = not prefixed and not quiet and log_dir is None
         self._log_dir = log_dir
@@ -175,7 +178,7 @@ class RankStreams:
         os.set_blocking(reader, False)
         prefix = f"[{name}] " if self._prefixed else ""
         path = self._log_dir / f"{_file_name(name)}.{kind}" if self._log_dir else None
-        log = path.open("w", encoding="utf-8") if path else None
+        log = path.open(self._log_mode, encoding="utf-8") if path else None
         return _Stream(prefix, None if self._quiet else shown_on, log, reader, writer)
 
     def _pump(self) -> None:

@@ -182,11 +182,15 @@ def test_a_node_that_is_asked_to_leave_does_so_between_two_steps_and_status_sees
         assert watching.stdout.readline().endswith("training, generation 1\n")
         os.kill(running.island("b"), signal.SIGTERM)
         running.await_members("a:0", after=1)
+        watched = ""  # it looks once a second: before the rest of the steps, which may take less
+        while "generation 2" not in watched:
+            watched += (line := watching.stdout.readline())
+            assert line, watched
         after = json.loads(arachne("status", "--json").stdout)
         running.allow(STEPS)
         assert running.process.wait(PATIENCE_S) == 0, running.log
         found = running.told("a:0")
-        watched, _ = watching.communicate(timeout=20)  # it ends with the job
+        watching.communicate(timeout=20)  # it ends with the job
     assert "training, generation 2 of 1; a device leaves\n" in watched
     assert before.returncode == 0, before.stderr
     assert "training, generation 1\n" in before.stdout

@@ -3,15 +3,18 @@
 import asyncio
 import io
 import json
+import os
 import sys
 import threading
 import time
+from types import SimpleNamespace
 
 import pytest
 
+from launch.elastic import island
 from launch.elastic.helper import LONGEST_LINE_BYTES, Helper
 from launch.elastic.island import tell
-from launch.elastic.words import WORD_MARK, Gone, line, read_told
+from launch.elastic.words import WORD_MARK, Gone, Orders, line, read_told
 from launch.failure import read_failure
 from launch.streams import written
 
@@ -72,3 +75,19 @@ def test_a_line_that_is_too_long_is_left_out_and_the_next_is_heard():
     found = asyncio.run(heard())
     assert "is left out" in found[0]
     assert found[-1] == "the next\n"
+
+
+def test_a_process_that_cannot_be_started_is_told_as_gone(monkeypatch):
+    told = []
+    monkeypatch.setattr(island, "tell", told.append)
+    monkeypatch.setattr(island.DeviceProcess, "start", lambda *_: os.open("/nowhere/at/all", os.O_RDONLY))
+    orders = Orders(
+        node="a", ranks={"a:0": 0}, command=("train.py",), coordinator=("", 1), store=("", 2), token="", run=""
+    )
+
+    async def start() -> None:
+        island.Island(orders, SimpleNamespace(variables=lambda device: {}), None)._start("a:0")
+
+    asyncio.run(start())
+    assert (told[0].device, told[0].code) == ("a:0", os.EX_OSERR)
+    assert "no process can be started: [Errno 2]" in told[0].failure.lines[0]

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from launch.streams import LONGEST_LINE_BYTES, _Stream
+from launch.streams import LONGEST_LINE_BYTES, RankStreams, _Stream
 from launch.torchrun import run_ranks
 
 REPOSITORY = Path(__file__).parents[1]
@@ -80,3 +80,13 @@ def test_the_log_has_all_that_was_printed(tmp_path):
     text = (tmp_path / "rank-1.out").read_text("utf-8")
     assert text.count("y") == 300_000
     assert text.endswith("grüße\n")
+
+
+def test_the_log_of_an_island_that_was_lost_stays(tmp_path):
+    logs = tmp_path / "logs"
+    for number, appends in enumerate([False, True, False]):
+        with RankStreams(tmp_path, ["a:0"], prefixed=True, log_dir=logs, appends=appends) as streams:
+            os.write(streams._streams["a:0", "out"].writer, b"life %d\n" % number)
+        if number == 1:
+            assert (logs / "rank-a-0.out").read_text() == "life 0\nlife 1\n"
+    assert (logs / "rank-a-0.out").read_text() == "life 2\n"

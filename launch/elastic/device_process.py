@@ -52,7 +52,14 @@ class DeviceProcess:
         finally:
             os.close(secret)
             os.close(name)
-        return cls(device, process, os.pidfd_open(process.pid), named)
+        try:
+            ended = os.pidfd_open(process.pid)
+        except OSError:
+            process.kill()
+            process.wait()
+            os.close(named)
+            raise
+        return cls(device, process, ended, named)
 
     @property
     def member(self) -> Member | None:

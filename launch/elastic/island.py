@@ -82,8 +82,19 @@ class Island:
     def _start(self, device: str) -> None:
         if not self._stays or device in self._running or device in self._dismissed:
             return
+        try:
+            started = DeviceProcess.start(
+                device, self._orders.command, self._environment(device), self._orders.token
+            )
+        except OSError as error:  # no memory, process or descriptor is left
+            self._tell_not_started(device, error)
+            return
+        self._running[device] = started
+        self._loop.add_reader(started.exit_descriptor, self._ended, started)
+
+    def _environment(self, device: str) -> dict[str, str]:
         orders = self._orders
-        environment = {
+        return {
             **search_path(),
             **({} if _has_gpus() else on_cpus()),
             **_interface(orders),
@@ -94,9 +105,12 @@ class Island:
             "ARACHNE_COORDINATOR": _text(orders.coordinator),
             "ARACHNE_STORE": _text(orders.store),
         }
-        started = DeviceProcess.start(device, orders.command, environment, orders.token)
-        self._running[device] = started
-        self._loop.add_reader(started.exit_descriptor, self._ended, started)
+
+    def _tell_not_started(self, device: str, error: OSError) -> None:
+        rank, where = self._orders.ranks[device], f"device {device}"
+        words = [f"no process can be started: {error}"]
+        failure = read_failure(rank, where, os.EX_OSERR, time.time(), {}, words)
+        tell(Gone(device=device, code=os.EX_OSERR, failure=failure))
 
     def _ended(self, one: DeviceProcess) -> None:
         """Told at once: to the coordinator first, whom the survivors wait for."""
@@ -199,7 +213,9 @@ def main() -> None:
     with ExitStack() as held:
         _leave_to_the_command()
         scratch = Path(held.enter_context(tempfile.TemporaryDirectory(prefix="arachne-island-")))
-        streams = RankStreams(scratch, list(orders.ranks), prefixed=True, log_dir=log_dir)
+        streams = RankStreams(
+            scratch, list(orders.ranks), prefixed=True, log_dir=log_dir, appends=orders.is_again
+        )
         held.enter_context(streams)
         held.enter_context(no_survivors(f"{RUN_VARIABLE}={orders.run}".encode()))
         agent = held.enter_context(AgentClient(orders.coordinator, orders.token, orders.node))

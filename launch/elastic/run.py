@@ -251,10 +251,11 @@ class ElasticRun:
     # ---- nodes
 
     async def _keep_island(self, node: NodeRanks) -> None:
-        patience = _Patience()
+        patience, is_again = _Patience(), False
         while True:
             run = f"arachne-{secrets.token_hex(8)}"
-            name, first = f"the island of node {node.name}", line(self._orders(node, run))
+            name, first = f"the island of node {node.name}", line(self._orders(node, run, is_again))
+            is_again = True
             island = await Helper.start(name, self._job.island_command(node.name), first=first)
             self._islands[node.name] = island
             self._course.returned(node.devices)
@@ -275,7 +276,7 @@ class ElasticRun:
             self.end(NoFeasiblePlanError("every node has left the job"))
         self._judge()
 
-    def _orders(self, node: NodeRanks, run: str) -> Orders:
+    def _orders(self, node: NodeRanks, run: str, is_again: bool) -> Orders:
         return Orders(
             node=node.name,
             ranks={device: self._ranks[device] for device in node.devices},
@@ -287,6 +288,7 @@ class ElasticRun:
             environment=self._job.environment,
             address=self._job.address(node.name),
             log_dir=str(self._job.log_dir.absolute()) if self._job.log_dir is not None else None,
+            is_again=is_again,
         )
 
     def _hear(self, text: str) -> bool:

@@ -43,6 +43,8 @@ class Orders(Document, frozen=True, kw_only=True):
     address: str | None = None
     """By which other nodes reach this one; None: they are on the same machine."""
     log_dir: str | None = None
+    is_again: bool = False
+    """An island of this job was there before it on the node: what is in the log folder stays."""
     notice_s: Seconds = NOTICE_S
 
 
