@@ -6,10 +6,11 @@ that it holds the token, and nobody else can read, alter, replay or inject. Noth
 
 import os
 import secrets
+import socket
 import ssl
 import struct
 from datetime import datetime
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from ..errors import UnsupportedEnvironmentError, UsageError
 from ..units import Bytes, Seconds
@@ -22,6 +23,8 @@ HANDSHAKE_S: Seconds = 5.0
 _MIN_TOKEN_LENGTH = 32
 """Who connects may test guesses of a token at leisure: it must be random, as `new_token` makes it."""
 _HEADER = struct.Struct(">I")
+_KEEP_IDLE_S, _KEEP_TRIES = 10, 3
+"""A line on which nothing is said is tried after so long, and so often: a firewall forgets it in minutes."""
 
 
 class FrameError(ConnectionError):
@@ -50,6 +53,20 @@ def frame(content: bytes, limit_bytes: Bytes) -> bytes:
     if len(content) > limit_bytes:
         raise FrameError(f"a message of {len(content)} bytes; at most {limit_bytes} are read")
     return _HEADER.pack(len(content)) + content
+
+
+class _Socket(Protocol):
+    """What asyncio shows of one."""
+
+    def setsockopt(self, level: int, option: int, value: int, /) -> None: ...
+
+
+def keep_alive(line: _Socket) -> None:
+    """Both ends notice within a minute that the other is gone, though neither has anything to say."""
+    line.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    line.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, _KEEP_IDLE_S)
+    line.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, _KEEP_IDLE_S)
+    line.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, _KEEP_TRIES)
 
 
 HEADER_BYTES: Bytes = _HEADER.size

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 
 from ..units import Seconds
-from .channel import HANDSHAKE_S, HEADER_BYTES, client_context, frame, frame_length
+from .channel import HANDSHAKE_S, HEADER_BYTES, client_context, frame, frame_length, keep_alive
 from .messages import (
     MAX_INBOUND_BYTES,
     MAX_OUTBOUND_BYTES,
@@ -111,6 +111,7 @@ class Line:
         async with asyncio.timeout(HANDSHAKE_S):
             reader, writer = await asyncio.open_connection(host, port)
             try:
+                keep_alive(writer.get_extra_info("socket"))
                 await writer.start_tls(self._context)
             except BaseException:
                 writer.transport.abort()

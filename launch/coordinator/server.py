@@ -14,6 +14,7 @@ from arachne_runtime.membership.channel import (
     HEADER_BYTES,
     frame,
     frame_length,
+    keep_alive,
     server_context,
 )
 from arachne_runtime.membership.messages import (
@@ -109,6 +110,7 @@ class Server:
         try:
             if len(self._handlers) > MAX_CONNECTIONS:
                 raise ConnectionRefusedError(f"{MAX_CONNECTIONS} connections are open")
+            keep_alive(writer.get_extra_info("socket"))
             await writer.start_tls(self._context, ssl_handshake_timeout=HANDSHAKE_S)
             await self._listen(reader, writer, peer)
         except (OSError, asyncio.IncompleteReadError, ssl.SSLError) as error:
