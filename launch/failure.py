@@ -146,7 +146,7 @@ def _short(lines: Sequence[str]) -> tuple[str, ...]:
 
 
 def _plain(text: str, longest: int) -> str:
-    """What JSON can carry: no half of a surrogate pair, as names of files may have; what is long keeps its beginning."""
+    """JSON carries no half of a surrogate pair, as names of files have; what is long keeps its beginning."""
     plain = text[:longest].encode("utf-8", "backslashreplace").decode()
     return plain if len(text) <= longest else f"{plain} ... ({len(text) - longest} more characters)"
 

@@ -82,6 +82,8 @@ def test_one_that_was_left_out_is_replaced_at_once_but_not_for_ever(found):
     found.trains(a0="1", a1="2", b0="3")
     assert found.gone("a:0", 75, "1") == [Again(device="a:0", after_s=0)]
     assert [found.gone("a:0", 75, str(n))[0].after_s for n in range(4, 8)] == [1, 2, 4, 8]
+    found.trains(a0="8", a1="2", b0="3")
+    assert found.gone("a:0", 75, "8") == [Again(device="a:0", after_s=16)]  # its script may say so itself
 
 
 def test_three_failures_alike_before_it_trained_are_enough(found):

@@ -11,7 +11,7 @@ from .words import LEFT_OUT_CODE, Gone
 
 FIRST_PAUSE_S: Seconds = 1.0
 LONGEST_PAUSE_S: Seconds = 60.0
-"""Between a failure and the next process: 1, 2, 4 .. 60 s, until one has trained and lived for ``LIVED_S``."""
+"""Between a failure and the next process: 1, 2, 4 .. 60 s, until one trained and lived for ``LIVED_S``."""
 LIVED_S: Seconds = 120.0
 """One that fails in its first steps after each join would stop all others each time."""
 MOST_EARLY = 3
@@ -23,6 +23,8 @@ class _Device:
     began_s: float
     """When its process began, or will."""
     num_pauses: int = 0
+    was_left_out: bool = False
+    """And its successor began at once: a script that exits with that code would do so for ever."""
     num_early: int = 0
     """Failures alike in a row, of processes that never trained."""
     early: object = None
@@ -50,13 +52,14 @@ class Afresh:
         if trained:
             one.num_early, one.early = 0, None
             if self.clock() - one.began_s >= LIVED_S:
-                one.num_pauses = 0
+                one.num_pauses, one.was_left_out = 0, False
         pause_s = self._pause(one, gone, trained, job_trained)
         one.began_s = self.clock() + (pause_s or 0.0)
         return pause_s
 
     def _pause(self, one: _Device, gone: Gone, trained: bool, job_trained: bool) -> Seconds | None:
-        if gone.code == LEFT_OUT_CODE and trained:
+        if gone.code == LEFT_OUT_CODE and trained and not one.was_left_out:
+            one.was_left_out = True
             return 0.0
         # as long as nobody has trained no other failure explains that a connection is lost
         is_explained = job_trained and gone.failure is not None and gone.failure.is_consequence

@@ -96,7 +96,7 @@ def _stop_with_input(stop: asyncio.Event) -> None:
     loop = asyncio.get_running_loop()
 
     def wait() -> None:
-        while os.read(0, 4096):  # not by sys.stdin: a thread in it aborts an interpreter that ends by an error
+        while os.read(0, 4096):  # not sys.stdin: a thread in it aborts an interpreter that ends by an error
             continue
         loop.call_soon_threadsafe(stop.set)
 
