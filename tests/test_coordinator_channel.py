@@ -327,6 +327,7 @@ def test_a_journal_that_cannot_be_written_ends_the_coordinator_before_anyone_hea
             asyncio.run(asyncio.wait_for(served, 20))
         assert [client.record for client in clients] == [None, None]
 
+
 def test_a_line_on_which_nothing_is_said_is_tried(coordinator):
     with MemberClient(coordinator.address, TOKEN, "a:0") as client:
         end = time.monotonic() + 10
@@ -334,4 +335,3 @@ def test_a_line_on_which_nothing_is_said_is_tried(coordinator):
             time.sleep(0.01)
         line = writer.get_extra_info("socket")
         assert line.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
-

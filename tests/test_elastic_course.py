@@ -132,21 +132,23 @@ def test_one_that_only_lost_a_peer_while_others_train_is_started_again(found):
 
 
 def test_an_error_that_goes_from_rank_to_rank_in_one_step_ends_the_job(found):
-    found.trains(a0="0", a1="0", b0="0")
+    found.trains(a0="1", a1="2", b0="3")
     for number in range(MOST_ALIKE - 1):
         device = DEVICES[number % 3]
-        found.trains(step=7, **{name: str(number) for name in ("a0", "a1", "b0")})
-        assert found.gone(device, incarnation=str(number), **USERS)
-        assert found.gone(device, incarnation=str(number), **USERS)  # of two in one generation one counts
-    found.trains(step=7, a0="x", a1="x", b0="x")
-    assert not found.gone("b:0", incarnation="x", **USERS)
+        found.trains(step=7, a0=f"a:0 {number}", a1=f"a:1 {number}", b0=f"b:0 {number}")
+        assert found.gone(device, incarnation=f"{device} {number}", **USERS)
+        assert found.gone(
+            device, incarnation=f"{device} {number}", **USERS
+        )  # of two in one generation one counts
+    found.trains(step=7, a0="x", a1="y", b0="z")
+    assert not found.gone("b:0", incarnation="z", **USERS)
     assert "ValueError: no such file" in str(found.course.error)
 
 
 def test_the_same_error_in_later_steps_does_not(found):
     for number in range(2 * MOST_ALIKE):
-        found.trains(step=number + 1, **{name: str(number) for name in ("a0", "a1", "b0")})
-        assert found.gone("a:0", incarnation=str(number), **USERS)
+        found.trains(step=number + 1, a0=f"a:0 {number}", a1=f"a:1 {number}", b0=f"b:0 {number}")
+        assert found.gone("a:0", incarnation=f"a:0 {number}", **USERS)
 
 
 @pytest.mark.parametrize("kind", ["LostStateError", "CoordinatorLostError"])

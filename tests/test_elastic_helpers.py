@@ -44,9 +44,10 @@ def test_only_a_kill_from_outside_says_nothing_of_the_next_start():
         patience.after(crashed, "it crashed")
     patience = _Patience()
     assert [patience.after(killed, "") for _ in range(MOST_KILLS)] == [FIRST_PAUSE_S] * MOST_KILLS
+    for _ in range(MOST_STARTS - 1):
+        patience.after(killed, "no memory")
     with pytest.raises(NodeLostError, match="no memory"):
-        for _ in range(MOST_STARTS):
-            patience.after(killed, "no memory")
+        patience.after(killed, "no memory")
 
 
 def test_what_crashed_is_told_with_its_last_words():

@@ -36,7 +36,7 @@ def test_words_and_lines_of_ranks_do_not_mix(monkeypatch):
     for code in range(50):
         tell(Gone(device="a:0", code=code))
     thread.join()
-    lines = shown.getvalue().splitlines()
+    lines = shown.getvalue().split("\n")  # the mark is a line end to splitlines
     words = [read_told(one.removeprefix(WORD_MARK).encode()) for one in lines if one.startswith(WORD_MARK)]
     assert [word.code for word in words] == list(range(50))
     assert lines.count("[a:0] a line") == 50
@@ -82,7 +82,13 @@ def test_a_process_that_cannot_be_started_is_told_as_gone(monkeypatch):
     monkeypatch.setattr(island, "tell", told.append)
     monkeypatch.setattr(island.DeviceProcess, "start", lambda *_: os.open("/nowhere/at/all", os.O_RDONLY))
     orders = Orders(
-        node="a", ranks={"a:0": 0}, command=("train.py",), coordinator=("", 1), store=("", 2), token="", run=""
+        node="a",
+        ranks={"a:0": 0},
+        command=("train.py",),
+        coordinator=("", 1),
+        store=("", 2),
+        token="",
+        run="",
     )
 
     async def start() -> None:

@@ -293,6 +293,7 @@ class Course:
     def _log(self, text: str) -> None:
         self._actions.append(Log(text))
 
+
 def _resumed(history: History) -> Phase:
     """Where a coordinator goes on that has read the journal of one before."""
     if history.ended is not None:
@@ -305,4 +306,3 @@ def _why_of(history: History) -> str:
     if history.ended is not None:
         return history.ended.why
     return "the job begins" if history.record is None else history.record.why
-

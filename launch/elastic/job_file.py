@@ -137,7 +137,7 @@ def jobs_folder() -> Path:
 
 
 def _place() -> str:
-    """This boot of this machine and its process ids, which containers count anew."""
+    """The boot of this machine and its process ids, which containers count anew."""
     boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     return f"{boot} {os.readlink('/proc/self/ns/pid')}"
 
