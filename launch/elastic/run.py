@@ -263,13 +263,13 @@ class ElasticRun:
             del self._islands[node.name]
             await asyncio.to_thread(_sweep, run)
             self._course.lost(node.devices)
-            if node.name in self._left or self._is_over:
+            if node.name in self._left or self._is_over():
                 break
             begins = self._ledger.completed == 0
             pause_s = patience.after(island, how := await island.complaint(), may_give_up=begins)
             self._log.say(f"{how}; it starts again in {pause_s:g} s")
             await asyncio.sleep(pause_s)
-            if self._is_over:
+            if self._is_over():
                 break
         all_left = len(self._left) == len(nodes_of(self._job.plan))
         if all_left and not self._islands and not self._course.is_ending:
@@ -316,7 +316,6 @@ class ElasticRun:
                         island.say(line(order))
                 self._judge()
 
-    @property
     def _is_over(self) -> bool:
         """Whether nothing is started again."""
         over = self._course.is_ending or self._course.error is not None or self._ledger.ended is not None
