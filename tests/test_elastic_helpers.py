@@ -8,7 +8,11 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from arachne_runtime.errors import NoFeasiblePlanError
+from arachne_runtime.membership.messages import Ended
+from launch.coordinator.journal import Journal
 from launch.coordinator.worth import Offer
+from launch.elastic import run
 from launch.elastic.coordinating import Duties, Plans
 from launch.elastic.helper import Helper
 from launch.elastic.run import FIRST_PAUSE_S, MOST_KILLS, MOST_STARTS, _Patience
@@ -22,14 +26,14 @@ ROOT = Path(__file__).parents[1]
 def ended(text: str) -> Helper:
     """A helper that ran this to its end."""
 
-    async def run() -> Helper:
+    async def end() -> Helper:
         helper = await Helper.start("the coordinator", [sys.executable, "-c", text])
         await helper.listen(lambda line: None)
         helper.tail.append(await helper.complaint())
         await helper.end(5)
         return helper
 
-    return asyncio.run(run())
+    return asyncio.run(end())
 
 
 KILLED = "import os\nos.kill(os.getpid(), {})"
@@ -82,3 +86,29 @@ def test_min_devices_is_of_devices_that_are_there():
     plans = Plans(Frugal(), min_devices=2)
     assert plans(("a:0", "a:1"), None).plan == plan_of(("a:0",))
     assert plans(("a:0",), None) is None
+
+
+def test_the_command_ends_with_the_coordinators_word_though_no_process_is_left(tmp_path, monkeypatch):
+    monkeypatch.setattr(run, "LAST_WORDS_S", 0.01)
+    journal = Journal.open(tmp_path / "journal")
+
+    async def follow() -> None:
+        running = run.ElasticRun(run.ElasticJob(plan=plan_of(("a:0",)), command=("train.py",)), tmp_path)
+        running._course.lost(["a:0"])
+        running._spawn(running._follow())
+        journal.append(Ended(why="no plan fits, and nothing changed in 600 s"))
+        await asyncio.wait_for(running.result, 10)
+
+    with pytest.raises(NoFeasiblePlanError, match="nothing changed in 600 s"):
+        asyncio.run(follow())
+    journal.close()
+
+
+def test_a_signal_ends_a_job_that_has_not_begun():
+    async def begin() -> bool:
+        ended = asyncio.get_running_loop().create_future()
+        asyncio.get_running_loop().call_later(0.01, ended.set_result, None)
+        await asyncio.wait_for(run._unless_ended(asyncio.sleep(60), ended), 10)
+        return ended.done()
+
+    assert asyncio.run(begin())
