@@ -41,6 +41,7 @@ STEPS = 16
 BLOCKS = 5
 SNAPSHOT_STEPS = 4
 EVALUATED = 9
+EVALUATIONS = (3, EVALUATED)
 """Steps done when it evaluates."""
 
 
@@ -208,7 +209,7 @@ class Told(NamedTuple):
     changes: list[tuple[int, int, float]]
     """Of each change: step, bytes moved, pause."""
     between: list[float]
-    """Loss of an evaluation behind step EVALUATED."""
+    """Losses of the evaluations behind EVALUATIONS."""
     evaluation: float
 
 
@@ -242,7 +243,7 @@ def train(
         losses[report.step] = report.loss
         steps.append((report.step, time.monotonic()))
         tell("step", (*steps[-1], report.loss))
-        if engine.num_steps == EVALUATED:
+        if engine.num_steps in EVALUATIONS:
             checked = session.batches(Tokens(3 * ROWS), global_batch=ROWS, shuffle=False)
             between.append(engine.evaluate(checked).loss)
     checked = session.batches(Tokens(2 * ROWS), global_batch=ROWS, shuffle=False)

@@ -141,13 +141,41 @@ def test_every_call_of_batches_goes_on_where_it_was(tmp_path):
     assert parts[-1][-1] == whole[-1]
 
 
+def test_evaluations_behind_steps_move_no_later_call(tmp_path):
+    def phases(stop: int) -> list[tuple[int, float]]:
+        """Two calls that train, with evaluations in the middle of them."""
+        with arachne.Session(device="cpu") as session:
+            engine = session.engine(
+                lambda: nn.Sequential(nn.Linear(4, 2)),
+                optimizer=torch.optim.SGD,
+                loss=lambda y, x: y.square().mean(),
+            )
+            session.checkpoints(tmp_path / "phases", every=1)
+            seen = []
+            for phase in range(2):
+                for batch in session.batches(DATA, global_batch=5, seed=phase):
+                    if engine.num_steps == stop:
+                        return seen
+                    seen.append((engine.num_steps, engine.step(batch).loss))
+                    if engine.num_steps % 2 == 0:
+                        engine.evaluate(session.batches(DATA, global_batch=5, shuffle=False))
+            return seen
+
+    whole = phases(100)
+    shutil.rmtree(tmp_path / "phases")
+    assert [pair for stop in (3, 7, 9, 100) for pair in phases(stop)] == whole
+
+
 def test_another_order_of_samples_or_another_model_is_refused(tmp_path):
     saved(tmp_path)
     with arachne.Session(device="cpu") as session:
-        session.engine(model, optimizer=optimizer, loss=lambda y, x: y.mean(), lr_schedule=schedule)
+        engine = session.engine(
+            model, optimizer=optimizer, loss=lambda y, x: y.mean(), lr_schedule=schedule
+        )
         session.checkpoints(tmp_path)
+        engine.evaluate(session.batches(DATA[:20], global_batch=5))
         with pytest.raises(UsageError, match=r"batches has 20 samples .* but had 22 samples"):
-            session.batches(DATA[:20], global_batch=5)
+            engine.step(next(session.batches(DATA[:20], global_batch=5)))
     with pytest.raises(UsageError, match=r"of another model: only the checkpoint has blocks\.2"):
         train(tmp_path, 5, lambda: nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8)))
     with pytest.raises(UsageError, match=r"blocks.0.weight is \(9, 4\) float32 here and is \(8, 4\) float32"):

@@ -1,7 +1,9 @@
 """Where a job is in its data: steps that are done again, under another plan, and processes that join."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 
+import msgspec
 import pytest
 import torch
 import torch.distributed as dist
@@ -9,7 +11,10 @@ import torch.distributed as dist
 import arachne_runtime as arachne
 from arachne_runtime.data import GlobalOrder, LoaderSettings
 from arachne_runtime.data.loader import LoadedRows
+from arachne_runtime.elastic.entering import Entry
+from arachne_runtime.elastic.survivor import Survivor
 from arachne_runtime.errors import UsageError
+from arachne_runtime.membership.client import RefusedError
 from arachne_runtime.state.feeds import Feeds
 from arachne_runtime.testing import run_ranks
 
@@ -83,20 +88,82 @@ def test_batches_that_hold_all_rows_are_kept_as_they_are():
         assert feeds.reload(stranger, engine) is stranger
 
 
+def opened(feeds, order):
+    return feeds.open(Numbered(), order, LoaderSettings())[0]
+
+
+def train_on(feeds, call, steps):
+    """As far as so many steps of the call."""
+    batch = LoadedRows(12, (), step=steps - 1, feed=call.number)
+    feeds.after_step(SimpleNamespace(step=steps - 1), batch)
+
+
 def joined():
     """What a process that joins reads first; it is alone in what it does: a collective would not return."""
     if dist.get_rank() == 0:
         return None
     feeds = Feeds()
     trained = Feeds()
-    for order in (ORDER, replace(ORDER, seed=5)):
-        trained.open(Numbered(), order, LoaderSettings())
-    trained._done = {0: 4, 1: 3}
+    calls = [opened(trained, order) for order in (ORDER, replace(ORDER, seed=5))]
+    for call, steps in zip(calls, (4, 3), strict=True):
+        train_on(trained, call, steps)
     feeds.go_on(trained.positions())
     starts = [feeds.open(Numbered(), replace(ORDER, seed=seed), LoaderSettings())[1] for seed in (4, 5, 6)]
-    assert feeds.positions() == (*trained.positions(), None)
+    assert feeds.positions() == trained.positions()
     return starts
 
 
 def test_one_that_joins_begins_where_the_others_are_without_asking():
     assert run_ranks(2, joined, timeout_s=20) == [None, [4, 3, 0]]
+
+
+def test_calls_for_evaluation_move_no_position():
+    """Of two processes one evaluated twice in the first phase, the other joined behind that."""
+    checks = replace(ORDER, shuffle=False)
+    there, joiner = Feeds(), Feeds()
+    first = opened(there, ORDER)
+    for steps in (2, 4):
+        train_on(there, first, steps)
+        opened(there, checks)
+    joiner.go_on(there.positions())
+    assert joiner.open(Numbered(), ORDER, LoaderSettings())[1] == 4
+    opened(there, checks)  # one rank is at its evaluation, the other not yet
+    assert joiner.positions() == there.positions()
+    for feeds in (there, joiner):
+        train_on(feeds, opened(feeds, replace(ORDER, seed=9)), 3)
+    assert joiner.positions() == there.positions()
+    resumed = Feeds()
+    resumed.go_on(there.positions())
+    starts = [resumed.open(Numbered(), replace(ORDER, seed=seed), LoaderSettings())[1] for seed in (4, 9)]
+    assert starts == [4, 3]
+
+
+def test_calls_with_one_order_are_told_apart():
+    feeds = Feeds()
+    for steps in (4, 2):
+        train_on(feeds, opened(feeds, ORDER), steps)
+    older = tuple(msgspec.structs.replace(position, repeat=0) for position in feeds.positions())
+    for positions in (feeds.positions(), (older[0], None, older[1])):
+        again = Feeds()
+        again.go_on(positions)
+        assert [again.open(Numbered(), ORDER, LoaderSettings())[1] for _ in range(3)] == [4, 2, 0]
+
+
+def test_a_call_that_trains_in_place_of_another_is_refused():
+    trained, other = Feeds(), Feeds()
+    train_on(trained, opened(trained, ORDER), 4)
+    other.go_on(trained.positions())
+    call = opened(other, replace(ORDER, seed=5))
+    with pytest.raises(UsageError, match=r"under seed 5 .* but had 42 samples shuffled under seed 4"):
+        train_on(other, call, 1)
+
+
+def test_one_that_joined_cannot_do_again_what_came_before():
+    feeds, engine = Feeds(keeps_batches=True), SimpleNamespace(num_steps=8, discard=lambda: None)
+    survivor = Survivor(None, None, None, SimpleNamespace(feeds=feeds), engine=engine)
+    feeds.forget(9)  # as one that came then
+    entry = Entry(rank=1, engine=engine, change=None, back=8)
+    with pytest.raises(RefusedError, match="goes back to step 8"):
+        survivor._go_back(SimpleNamespace(generation=2), entry)
+    engine.num_steps = 9
+    survivor._go_back(SimpleNamespace(generation=2), entry)

@@ -137,6 +137,22 @@ def test_a_process_joins(tmp_path, wanted):
     check(joined, wanted, first)
 
 
+def test_one_that_joined_between_evaluations_outlives_another(tmp_path, wanted):
+    """Its script has made fewer calls of session.batches than those of the others."""
+    two = plan_of((3, stage((0, 3), (4, "a:0")), stage((3, 5), (4, "a:1"))))
+    three = plan_of((3, stage((0, 2), (4, "a:0")), stage((2, 5), (3, "a:2"), (1, "a:1"))))
+    rest = plan_of((3, stage((0, 2), (4, "a:2")), stage((2, 5), (4, "a:0"))))
+    faults = {"a:0": Fault(joined_at=FAULT), "a:1": Fault(EVALUATED + 3, "sums")}
+    with job(tmp_path, (two, three, rest), faults) as running:
+        running.hear("a:0", "waits")
+        running.start("a:2")
+        told, joined = running.hear("a:0", "end"), running.hear("a:2", "end")
+    check(told, wanted)
+    assert told.between == pytest.approx(wanted.between, abs=1e-9)
+    check(joined, wanted, min(joined.losses))
+    assert joined.between == pytest.approx(wanted.between[1:], abs=1e-9)
+
+
 def test_the_last_holder_of_a_block_dies(tmp_path, wanted):
     """The other rank has its copy of step 4, and does steps 4 and 5 again."""
     chain = plan_of((3, stage((0, 3), (4, "a:0")), stage((3, 5), (4, "a:1"))))

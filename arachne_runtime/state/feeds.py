@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import msgspec
 from torch.utils.data import Dataset
 
 from ..data import GlobalOrder, LoaderSettings, StepBatch, load_steps
@@ -23,6 +24,8 @@ class Feed:
     settings: LoaderSettings
     number: int
     """Of the call, counted from 0."""
+    start: FeedPosition
+    """Of its order, without steps: the same on a process that made fewer calls, as one that joins."""
 
     def load(self, engine: Engine, steps: range) -> Iterator[LoadedRows]:
         """The rows of some steps that the engine's plan needs."""
@@ -36,17 +39,21 @@ class Feed:
 
 @dataclass(slots=True)
 class Feeds:
-    """The calls of a script, in their order, which is the same whenever it runs again."""
+    """The calls of a script that trains on them in the same order whenever it runs; it may evaluate anywhere.
+
+    A call is known by its order of samples, and by how many calls had the same one before: a process that
+    joins, or a run that goes on, has not made the calls for evaluations behind steps that it did not do.
+    """
 
     keeps_batches: bool = False
     """Remember what was trained on, to train on it again (``since``)."""
     _feeds: list[Feed] = field(default_factory=list)
-    _done: dict[int, int] = field(default_factory=dict)
-    """By call: steps of its order that were trained on; one for evaluation has none."""
-    _before: Positions = ()
-    """Of the run from which this one goes on."""
+    _done: dict[FeedPosition, int] = field(default_factory=dict)
+    """By start of a call: steps of its order that were trained on; one for evaluation has none."""
     _trained: dict[int, StepBatch] = field(default_factory=dict)
     """By step of the engine, what was trained on; of what can be loaded anew, only which it was."""
+    _first: int = 0
+    """The oldest step of which that can be there."""
 
     @property
     def num_calls(self) -> int:
@@ -55,30 +62,18 @@ class Feeds:
 
     def go_on(self, before: Positions) -> None:
         """From where another run was, or the others are: it is heard, nobody is asked."""
-        self._before = before
-        self._done = _steps_of(before)
+        self._done = _done_of(before)
 
     def go_back(self, positions: Positions) -> None:
         """To where this run was; the calls that it has made since are still known."""
-        self._done = _steps_of(positions)
+        self._done = _done_of(positions)
 
     def open(self, dataset: Dataset[Any], order: GlobalOrder, settings: LoaderSettings) -> tuple[Feed, int]:
-        """A call: what it reads, and how many steps of its order are done.
-
-        Raises:
-            UsageError: The run before had another order of samples in this place.
-
-        """
-        feed = Feed(dataset, order, settings, self.num_calls)
+        """A call: what it reads, and how many steps of its order are done."""
+        start = _start(order, sum(feed.order == order for feed in self._feeds))
+        feed = Feed(dataset, order, settings, self.num_calls, start)
         self._feeds.append(feed)
-        before = self._before[feed.number] if feed.number < len(self._before) else None
-        if before is not None and before != _position(order, before.steps):
-            raise UsageError(
-                f"call {feed.number} of session.batches has {_told(_position(order, 0))}, but had "
-                f"{_told(before)} when the checkpoint was written, so its position means nothing; make the "
-                "same calls in the same order, or give this job another folder of checkpoints"
-            )
-        return feed, before.steps if before is not None else 0
+        return feed, self._done.get(start, 0)
 
     def reload(self, batch: StepBatch, engine: Engine) -> StepBatch:
         """The same step's rows that the engine's plan needs now; a batch that has them is given back."""
@@ -93,10 +88,18 @@ class Feeds:
         return loaded
 
     def after_step(self, report: StepReport, batch: StepBatch) -> None:
-        """A batch was trained on."""
+        """A batch was trained on.
+
+        Raises:
+            UsageError: The run before trained on a call that the script has not made.
+
+        """
         kept = batch
         if isinstance(batch, LoadedRows) and batch.feed is not None:
-            self._done[batch.feed] = batch.step + 1
+            start = self._feeds[batch.feed].start
+            if start not in self._done:
+                self._refuse_another(start)
+            self._done[start] = batch.step + 1
             kept = replace(batch, pieces=())
         if self.keeps_batches:
             self._trained[report.step] = kept
@@ -116,26 +119,46 @@ class Feeds:
             yield self.reload(self._trained[step], engine)
 
     def forget(self, num_steps: int) -> None:
-        """Nobody will go back to before so many steps."""
+        """Nobody will go back to before so many steps, or this process was not there."""
+        self._first = max(self._first, num_steps)
         self._trained = {step: batch for step, batch in self._trained.items() if step >= num_steps}
 
+    def has_since(self, num_steps: int) -> bool:
+        """Whether this process can do again what came when so many steps were done."""
+        return num_steps >= self._first
+
     def positions(self) -> Positions:
-        """Of every call until now, and of those of the run before that are still to come."""
-        now = [
-            _position(feed.order, self._done[feed.number]) if feed.number in self._done else None
-            for feed in self._feeds
-        ]
-        return (*now, *self._before[len(now) :])
+        """Of every call that was trained on, also by the run before, in one order on all processes."""
+        found = (msgspec.structs.replace(start, steps=steps) for start, steps in self._done.items())
+        return tuple(sorted(found, key=msgspec.structs.astuple))
+
+    def _refuse_another(self, start: FeedPosition) -> None:
+        """The script trains on a call that is new: all that were trained on before must have been made."""
+        made = {feed.start for feed in self._feeds}
+        if (missing := next((before for before in self._done if before not in made), None)) is not None:
+            raise UsageError(
+                f"this call of session.batches has {_told(start)}, but had {_told(missing)} when the "
+                "checkpoint was written, so its position means nothing; make the same calls in the same "
+                "order, or give this job another folder of checkpoints"
+            )
 
 
-def _steps_of(positions: Positions) -> dict[int, int]:
-    return {call: each.steps for call, each in enumerate(positions) if each is not None}
+def _done_of(positions: Positions) -> dict[FeedPosition, int]:
+    """Steps by start; older files do not say which of several calls with one order it was."""
+    found: dict[FeedPosition, int] = {}
+    for each in positions:
+        if each is not None:
+            start = msgspec.structs.replace(each, steps=0)
+            while start in found:
+                start = msgspec.structs.replace(start, repeat=start.repeat + 1)
+            found[start] = each.steps
+    return found
 
 
-def _position(order: GlobalOrder, steps: int) -> FeedPosition:
+def _start(order: GlobalOrder, repeat: int) -> FeedPosition:
     return FeedPosition(
         num_samples=order.num_samples, global_batch=order.global_batch, seed=order.seed,
-        shuffle=order.shuffle, drop_last=order.drop_last, steps=steps,
+        shuffle=order.shuffle, drop_last=order.drop_last, steps=0, repeat=repeat,
     )  # fmt: skip
 
 

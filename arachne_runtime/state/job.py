@@ -31,10 +31,12 @@ class FeedPosition(Document, frozen=True, kw_only=True):
     drop_last: bool
     steps: int
     """Done, over all epochs."""
+    repeat: int = 0
+    """Of the calls with this order, counted from 0."""
 
 
 Positions: TypeAlias = tuple[FeedPosition | None, ...]
-"""Of each call of ``session.batches``; None: nothing of it was trained on."""
+"""Of each call of ``session.batches`` that was trained on; None, in older files: of one that was not."""
 
 
 class RandomState(Document, frozen=True, kw_only=True):
