@@ -320,6 +320,7 @@ class Survivor:
             self.engine.survival = self
             self.engine.wants_change = lambda: isinstance(self.client.stop, ChangeWanted)
             self.entering.feeds.go_on(entry.feeds)
+            self.entering.feeds.forget(self.engine.num_steps)
         elif entry.back is not None:
             self._go_back(record, entry)
         self.engine.is_change_wanted = False
@@ -331,8 +332,18 @@ class Survivor:
         return True
 
     def _go_back(self, record: Record, entry: Entry) -> None:
-        """The state is that of a snapshot: so is the place in the data, and no step is open."""
+        """The state is that of a snapshot: so is the place in the data, and no step is open.
+
+        Raises:
+            RefusedError: This process was not there when so many steps were done: it cannot do them again.
+
+        """
         engine = self._engine()
+        if not self.entering.feeds.has_since(engine.num_steps):
+            raise RefusedError(
+                f"the job goes back to step {engine.num_steps}, from which on this process has no batches; "
+                "start it anew"
+            )
         engine.discard()
         self._start = None
         self.entering.feeds.go_back(entry.feeds)
