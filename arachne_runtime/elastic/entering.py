@@ -188,11 +188,14 @@ class Entering:
 
     def keep_snapshots(self, engine: Engine) -> None:
         """Choose who keeps whose copies in this generation, and guard the group of these too."""
-        node = node_of(self.member.device)
-        self._of_copies = self.snapshots.enter(engine, node, self.form_s)
-        if self._of_copies:
+
+        def guard(group: dist.ProcessGroup) -> None:
+            self._of_copies = (group,)
             limit_waits(self._of_copies, self.timeout_s)
-            self.watch.guard(self.generation, [*engine.every_group(), *self._of_copies])
+            self.watch.guard(self.generation, [*engine.every_group(), group])
+
+        self._of_copies = ()
+        self.snapshots.enter(engine, node_of(self.member.device), self.form_s, guard)
 
     def end_snapshots(self) -> None:
         """Nobody will go back any more: what is under way of a copy is dropped."""

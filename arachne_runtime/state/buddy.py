@@ -2,15 +2,16 @@
 
 Each rank copies what it holds to host memory every few steps, and sends that to its buddy in the background,
 on a group of its own. A copy counts when all ranks have their own and those that were sent to them; only then
-the one before is let go. So all processes that live can always go back to one same step.
+the one before is let go. So the processes that live can go back to one same step.
 """
 
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
+from functools import partial
 from typing import TypeVar
 
 import msgspec
@@ -25,6 +26,7 @@ from ..units import Bytes, Seconds
 from .buddies import Buddies, Room, free_bytes
 from .feeds import Feeds
 from .holdings import holdings
+from .job import RandomState
 from .old import Old
 from .packed import Packed, joined, packed, unpacked
 from .words import Word
@@ -39,6 +41,8 @@ _STATES_TO_COME = 2
 """Of each element, before the first step has made them: as Adam has."""
 _HEADER = 2
 """Numbers ahead of a copy: bytes of what is no tensor, and of the tensors."""
+_NO_COPY, _BROKEN = 1, 2
+"""What a rank says before a copy: it could not make one, or the last one broke the group."""
 
 
 @dataclass(slots=True)
@@ -68,15 +72,24 @@ class Snapshots:
     _is_due: bool = False
     """Whether nothing was copied in this generation."""
     _fault: Exception | None = None
-    """Of what was written in the background; no more is written in this generation."""
+    """Of what was written in the background: the group is broken."""
+    _anew: Callable[[], None] = lambda: None
+    """Forms the group."""
 
-    def enter(self, engine: Engine, node: str, timeout_s: Seconds) -> tuple[dist.ProcessGroup, ...]:
+    def enter(
+        self,
+        engine: Engine,
+        node: str,
+        timeout_s: Seconds,
+        guard: Callable[[dist.ProcessGroup], None] = lambda group: None,
+    ) -> tuple[dist.ProcessGroup, ...]:
         """Choose buddies among the processes of the default group; all of them call it in a new generation.
 
         Args:
             engine: Says how much there is to keep.
             node: Where this process runs.
             timeout_s: How long forming the group, and what is under way in it, may wait.
+            guard: Told of the group, and of one that takes the place of a broken one.
 
         Returns:
             The group of the copies, which a watch should break with the others; none in a job of one process.
@@ -97,37 +110,70 @@ class Snapshots:
                 stacklevel=2,
             )
         if together.size > 1 and self._buddies is not None:
-            self._group = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout_s))
+            self._anew = partial(self._form, timeout_s, guard)
+            self._anew()
         return (self._group,) if self._group is not None else ()
+
+    def _form(self, timeout_s: Seconds, guard: Callable[[dist.ProcessGroup], None]) -> None:
+        self._group = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout_s))
+        guard(self._group)
 
     def before_step(self, engine: Engine, feeds: Feeds) -> None:
         """Copy the state where it is time, alike on all ranks; ``feeds`` keeps what came since the oldest.
 
-        The first step of a generation has one too: from then on others hold the last copy of a part.
+        The first step of a generation has one too: from then on others hold the last copy of a part. Random
+        states go along only where the model draws: else what a script draws between steps would be drawn
+        twice, though the script itself does not go back.
         """
         if self._is_due or engine.num_steps % self.every == 0:
-            self.take(Old.of(engine, feeds=feeds.positions()))
+            old = Old.of(engine, feeds=feeds.positions())
+            if engine.recipe.stochastic:
+                old = replace(old, random=RandomState.here(engine.device))
+            self.take(old, Together.of_default_group(engine.device))
         feeds.forget(min((copy.num_steps for copy in self._kept), default=engine.num_steps))
 
-    def take(self, old: Old) -> None:
+    def take(self, old: Old, together: Together) -> None:
         """Copy the state between two steps, and send it while training goes on; all ranks take the same ones.
 
         It first waits until the last copy counts, which bounds what is kept to two. A process that is alone
-        keeps none: nobody could go back to it.
+        keeps none: nobody could go back to it. Where a rank fails, all go without this copy, and try again
+        at the next.
         """
         self._join()
         self._is_due = False
-        if self._fault is not None:
-            warnings.warn(f"the snapshot before stays the newest: {self._fault}", stacklevel=2)
-            self._fault = self._buddies = None
         if self._buddies is None:
             return
         if self._group is None:
             self._kept.clear()
             return
-        self._kept.append(Copy(old.progress.num_steps, [packed(old)]))
-        self._thread = threading.Thread(target=self._spread, name="snapshot", daemon=True)
+        if (pack := self._packed(old, together)) is None:
+            return
+        copy = Copy(old.progress.num_steps, [pack])
+        self._kept.append(copy)
+        self._thread = threading.Thread(
+            target=self._spread, args=(copy, self._group, self._buddies), name="snapshot", daemon=True
+        )
         self._thread.start()
+
+    def _packed(self, old: Old, together: Together) -> Packed | None:
+        """None on all ranks where any has no memory, or failed in the background: then the group is broken."""
+        fault, pack = self._fault, None
+        if fault is None:
+            try:
+                pack = packed(old)
+            except Exception as error:
+                fault = error
+        worst = together.largest(_BROKEN if self._fault is not None else _NO_COPY if fault is not None else 0)
+        if not worst:
+            return pack
+        why = fault if fault is not None else "another rank could not copy"
+        warnings.warn(f"the snapshot before stays the newest: {why}", stacklevel=2)
+        self._fault = None
+        self._kept = [copy for copy in self._kept if copy.is_whole]
+        if worst == _BROKEN and (broken := self._group) is not None:
+            self._anew()
+            dist.destroy_process_group(broken)
+        return None
 
     def leave(self) -> None:
         """The generation has ended, and its groups are broken or all ranks have finished: let go of them.
@@ -149,22 +195,22 @@ class Snapshots:
             self._thread.join(timeout_s)
         return self._thread is None or not self._thread.is_alive()
 
-    def common(self, together: Together) -> int:
-        """Steps done at the newest copy that all processes have, but for those that have none; all call it.
+    def candidates(self, together: Together) -> tuple[int, ...]:
+        """Steps done at the copies that any process has, newest first; all call it.
+
+        A newer copy may be whole on some only, and one that joined or counted it has no older one: whether
+        what all have of a step is all of the state shows as they try.
 
         Raises:
             LostStateError: On every process, where there is none.
 
         """
         mine = [copy.num_steps for copy in self._kept if copy.is_whole]
-        told = [
-            set(msgspec.msgpack.decode(each, type=list[int]))
-            for each in together.gather(msgspec.msgpack.encode(mine))
-        ]
-        shared = set.intersection(*(each for each in told if each)) if any(told) else set()
-        if not shared:
-            raise LostStateError("no snapshot is whole on all processes that live; load a checkpoint")
-        return max(shared)
+        told = together.gather(msgspec.msgpack.encode(mine))
+        found = {step for each in told for step in msgspec.msgpack.decode(each, type=list[int])}
+        if not found:
+            raise LostStateError("no snapshot is whole on any process that lives; load a checkpoint")
+        return tuple(sorted(found, reverse=True))
 
     def old(self, num_steps: int) -> Old | None:
         """What this process has of the state at that step, for itself and for others; None: nothing."""
@@ -189,25 +235,23 @@ class Snapshots:
             self._thread.join()
             self._thread = None
 
-    def _count(self) -> None:
-        """The newest is whole everywhere: no process will go back further."""
-        self._kept[-1].is_whole = True
-        del self._kept[:-1]
+    def _count(self, copy: Copy) -> None:
+        """It is whole everywhere: no process will go back further."""
+        copy.is_whole = True
+        self._kept = [copy]
 
-    def _spread(self) -> None:
+    def _spread(self, copy: Copy, group: dist.ProcessGroup, buddies: Buddies) -> None:
         """Send, receive, and meet; what fails leaves the copy before as it is."""
-        group, buddies, copy = self._group, self._buddies, self._kept[-1]
-        assert group is not None
-        assert buddies is not None
-        rank = dist.get_rank(group)
         try:
+            rank = dist.get_rank(group)
             copy.packs += exchanged(copy.packs[0], group, buddies.of_rank[rank], buddies.wards(rank))
             copy.is_whole = True
             dist.barrier(group)
-            self._count()
+            if self._thread is threading.current_thread():  # else its generation is over
+                self._count(copy)
         except Exception as error:
             if self._thread is not threading.current_thread():
-                return  # its generation is over
+                return
             self._fault = error
             self.break_group(group)  # others would wait for this process
 
@@ -241,7 +285,7 @@ def _chunks(memory: Tensor) -> Iterator[Tensor]:
 def go_on_or_back(
     change: Callable[[Old | None], T], old: Old | None, snapshots: Snapshots, together: Together
 ) -> tuple[T, int | None]:
-    """Change by the state of now, or, where a part of that is lost, by the newest snapshot.
+    """Change by the state of now, or, where a part of that is lost, by the newest snapshot that has it.
 
     Args:
         change: ``replan`` or ``bring``, from what a process has; all processes of ``together`` call it.
@@ -259,7 +303,13 @@ def go_on_or_back(
     """
     with suppress(LostStateError):  # alike on all
         return change(old), None
-    num_steps = snapshots.common(together)
-    found = change(snapshots.old(num_steps))
-    snapshots.go_back(num_steps)
-    return found, num_steps
+    names: tuple[str, ...] = ()
+    for num_steps in snapshots.candidates(together):
+        try:
+            found = change(snapshots.old(num_steps))
+        except LostStateError as error:  # alike on all
+            names = error.names
+            continue
+        snapshots.go_back(num_steps)
+        return found, num_steps
+    raise LostStateError("no snapshot has all of the state; load a checkpoint", names)

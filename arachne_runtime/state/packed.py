@@ -10,7 +10,6 @@ from torch import Tensor
 
 from ..units import Bytes
 from .holdings import Holding, Scalars, dtype_called
-from .job import RandomState
 from .old import Old
 from .parts import numel_of, shape_of
 from .words import Settings, Word
@@ -21,7 +20,7 @@ class Packed:
     """A copy of an ``Old``."""
 
     word: Word
-    """Its parts in the order in which they lie, wide elements first; settings, counts and random states."""
+    """Its parts in the order in which they lie, wide elements first; settings, counts, random states."""
     memory: Tensor
     """(bytes,) of the host."""
     settings: Settings | None = None
@@ -32,10 +31,7 @@ def packed(old: Old) -> Packed:
     """Copy a state to the host: what it is copied from may change as soon as this returns."""
     ordered = tuple(sorted(old.holdings, key=lambda each: -each.tensor.itemsize))
     memory = torch.empty(sum(each.tensor.nbytes for each in ordered), dtype=torch.uint8)
-    device = ordered[0].tensor.device if ordered else memory.device
-    word = msgspec.structs.replace(
-        replace(old, holdings=ordered).word(), random=old.random or RandomState.here(device)
-    )
+    word = msgspec.structs.replace(replace(old, holdings=ordered).word(), random=old.random)
     for each, room in zip(ordered, _rooms(word, memory), strict=True):
         room.copy_(each.tensor)
     is_told = old.settings is None or word.settings
