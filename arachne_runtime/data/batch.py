@@ -145,6 +145,19 @@ def to_device(tree: Any, device: torch.device) -> Any:
     return tree
 
 
+def copied(tree: Any) -> Any:
+    """A tree whose tensors and arrays in host memory are copies: a script may fill the same memory again."""
+    if isinstance(tree, Tensor):
+        return tree.clone() if tree.device.type == "cpu" else tree
+    if isinstance(tree, np.ndarray):
+        return tree.copy()
+    if isinstance(tree, Mapping):
+        return {key: copied(value) for key, value in tree.items()}
+    if isinstance(tree, tuple | list):
+        return _like(tree, [copied(value) for value in tree])
+    return tree
+
+
 def _by_rows(tree: Any, num_rows: int, cut: Callable[[Any], Any]) -> Any:
     """``cut`` of every tensor or array with rows and of every list with a value a row; all else as it is."""
     if isinstance(tree, Tensor | np.ndarray):

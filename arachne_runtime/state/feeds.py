@@ -8,6 +8,7 @@ import msgspec
 from torch.utils.data import Dataset
 
 from ..data import GlobalOrder, LoaderSettings, StepBatch, load_steps
+from ..data.batch import WholeBatch, copied
 from ..data.loader import LoadedRows, merged
 from ..data.prefetch import CudaLane, one_ahead
 from ..engine import Engine, StepReport
@@ -51,7 +52,8 @@ class Feeds:
     _done: dict[FeedPosition, int] = field(default_factory=dict)
     """By start of a call: steps of its order that were trained on; one for evaluation has none."""
     _trained: dict[int, StepBatch] = field(default_factory=dict)
-    """By step of the engine, what was trained on; of what can be loaded anew, only which it was."""
+    """By step of the engine, what was trained on, in memory of its own; of what can be loaded anew, only which
+    it was."""
     _first: int = 0
     """The oldest step of which that can be there."""
 
@@ -101,6 +103,8 @@ class Feeds:
                 self._refuse_another(start)
             self._done[start] = batch.step + 1
             kept = replace(batch, pieces=())
+        elif self.keeps_batches and isinstance(batch, WholeBatch):
+            kept = replace(batch, tree=copied(batch.tree))
         if self.keeps_batches:
             self._trained[report.step] = kept
 
