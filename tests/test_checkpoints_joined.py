@@ -2,6 +2,7 @@
 
 import threading
 import time
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -124,3 +125,18 @@ def test_a_job_that_failed_does_not_wait_for_a_slow_disk(tmp_path, monkeypatch):
     assert time.monotonic() - start < 10
     released.set()
     engine.close()
+
+
+def test_the_end_of_a_save_is_not_awaited_where_a_generation_ends(tmp_path):
+    """The files of the others may never come, and a thread that waits holds the next generation up."""
+    engine = SimpleNamespace(survival=SimpleNamespace(has_ended=False))
+    checkpoints, start = Checkpoints(policy(tmp_path, background=True), engine, tuple), time.monotonic()
+    writing = checkpoints._writing = keeper._Writing(tmp_path / "part", tmp_path / "whole", ())
+    writing.thread = threading.Thread(target=writing.stop.wait, args=(60,))
+    writing.thread.start()
+    ends = threading.Timer(0.2, lambda: setattr(engine.survival, "has_ended", True))
+    ends.start()
+    checkpoints.wait()
+    assert time.monotonic() - start < 30
+    assert not writing.thread.is_alive()
+    ends.join()

@@ -88,6 +88,11 @@ class Survivor:
             self._enter()
         return self._engine()
 
+    @property
+    def has_ended(self) -> bool:
+        """Whether the generation is over, though this rank may not have left it."""
+        return isinstance(self.client.stop, Freeze)
+
     def step(self, engine: Engine, batch: Any) -> StepReport:
         """As ``Engine.step``; in the next generation the same step, if it was not applied."""
         number = self._number(engine)
@@ -172,7 +177,7 @@ class Survivor:
     def _await_copy(self) -> None:
         """Until the copy under way has ended, unless the generation ends: then it may not (see ``leave``)."""
         while not self.entering.snapshots.ends_within(LOOK_S):
-            if isinstance(self.client.stop, Freeze):
+            if self.has_ended:
                 raise RuntimeError("a copy of the state was under way as the generation ended")
 
     def _repeated(self, action: Callable[[], T], engine: Engine, number: int) -> T:
@@ -206,7 +211,7 @@ class Survivor:
         is_anothers = is_fault_of_another(error) or self._is_joiners(error)
         if is_half_done(self.engine) or (is_own(error) and not is_anothers):
             raise error
-        known = is_anothers or is_lost_peer(error) or isinstance(self.client.stop, Freeze)
+        known = is_anothers or is_lost_peer(error) or self.has_ended
         if not known and isinstance(error, RuntimeError):
             known = isinstance(self._stop_within(VERDICT_S), Freeze)
         if not known:

@@ -17,6 +17,11 @@ class Survival(Protocol):
         """Of the groups that the engine communicates in."""
         ...
 
+    @property
+    def has_ended(self) -> bool:
+        """Whether that generation is over: what waits for others may wait for ever."""
+        ...
+
     def step(self, engine: "Engine", batch: Any) -> StepReport:
         """As ``Engine.step``, in as many tries as it takes."""
         ...

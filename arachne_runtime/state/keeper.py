@@ -34,6 +34,8 @@ ALONE_S: Seconds = 60.0
 """How long a process that lost the others waits for their files: as long as those may take to be seen."""
 CLOSE_S: Seconds = 1.0
 """How long a job that failed waits for its own files: what it writes is no checkpoint without the others'."""
+LOOK_S: Seconds = 0.05
+"""Between two looks whether processes went."""
 _STEP = "step-"
 
 
@@ -159,7 +161,13 @@ class Checkpoints:
         if not is_here:
             writing.stop.set()
         assert writing.thread is not None
-        writing.thread.join()
+        while writing.thread.is_alive():
+            writing.thread.join(LOOK_S)
+            if is_here and self._has_ended:
+                is_here = False
+                writing.stop.set()
+                writing.thread.join(CLOSE_S)
+                break
         if not is_here and writing.error is not None:
             warnings.warn(f"{writing.final} was given up, as processes went: {writing.error}", stacklevel=2)
             writing.error = None
@@ -197,6 +205,12 @@ class Checkpoints:
     def _together(self) -> Together:
         """The processes of now: the next plan may have others, and a group of its own."""
         return Together.of_default_group(self._engine.device)
+
+    @property
+    def _has_ended(self) -> bool:
+        """Whether processes went while this one waits."""
+        survival = self._engine.survival
+        return survival is not None and survival.has_ended
 
     @property
     def _is_first(self) -> bool:
