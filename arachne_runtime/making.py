@@ -32,7 +32,11 @@ class EngineMaker:
         """The engine of this process, which is ``rank`` of the plan."""
         records, on_step = self.hooks(plan, rank)
         noise = self.noise and (not self.follows_plans or is_noise_seen(plan, self.parts.summed()))
-        return Engine(
-            plan, self.parts, self.recipe, device=self.device, recorder=records, on_step=on_step,
-            overlap=self.overlap, noise=noise, values=values, form_s=form_s,
-        )  # fmt: skip
+        try:
+            return Engine(
+                plan, self.parts, self.recipe, device=self.device, recorder=records, on_step=on_step,
+                overlap=self.overlap, noise=noise, values=values, form_s=form_s,
+            )  # fmt: skip
+        except BaseException:
+            records.close()
+            raise

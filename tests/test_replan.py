@@ -1,5 +1,6 @@
 """A running job changes its plan: the training goes on exactly, and no byte moves that need not."""
 
+import os
 import random
 from dataclasses import replace
 from importlib.util import find_spec
@@ -363,3 +364,17 @@ def test_a_plan_file_that_changes_is_followed(tmp_path: Path):
         assert np.allclose(found, losses, rtol=0, atol=EXACT)
         assert len(heard) == 1
         assert heard[0] >= 5
+
+
+def open_records(folder):
+    """How many files of records are open behind some changes of plan."""
+    with arachne.Session(CHAIN, device="cpu", trace=folder) as session:
+        session.engine(tiny, optimizer=torch.optim.SGD, loss=lambda y, x: y.square().mean())
+        for plan in (WIDE, CHAIN, WIDE):
+            session.replan(plan)
+        held = [os.path.realpath(each) for each in Path("/proc/self/fd").iterdir()]
+    return sum(name.startswith(str(folder)) for name in held)
+
+
+def test_an_engine_that_goes_closes_its_records(tmp_path: Path):
+    assert run_ranks(2, open_records, tmp_path) == [1, 1]

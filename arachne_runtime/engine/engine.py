@@ -187,7 +187,9 @@ class Engine:
         return self._mesh.every_group()
 
     def close(self) -> None:
-        """Destroy the process groups that the engine made, and let go of the others; it cannot step any more.
+        """Destroy the process groups that the engine made, let go of the others, close what it records to.
+
+        It cannot step any more.
 
         Threads of a group that anything still holds outlive it. One that lets go of a tensor while the
         interpreter ends aborts it: "terminate called without an active exception" (torch 2.13, gloo).
@@ -198,6 +200,7 @@ class Engine:
         self.backend.close()
         self._gradients.close()
         self._mesh.close()
+        self._records.close()
 
     def beside(self, plan: Plan, **given: Any) -> "Engine":
         """Another engine of the same training, by another plan; ``given`` as to this class."""

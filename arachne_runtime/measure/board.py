@@ -110,7 +110,8 @@ class Board:
             self._writer.add_scalar(tag, value, report.step)
 
     def close(self) -> None:
-        """Write out what is left."""
+        """Write out what is left; what all was passed on to closes too."""
+        self._records.close()
         if self._writer is not None:
             self._writer.close()
 

@@ -45,3 +45,6 @@ class Computed:
         yield
         if kind is RecordKind.COLLECTIVE:
             self._sum -= perf_counter() - start
+
+    def close(self) -> None:
+        """It goes on with the next engine."""

@@ -21,7 +21,7 @@ class Hooks:
     tensorboard: Path | None
     device: torch.device
     until: ExitStack
-    """When all of it is closed."""
+    """When all of it is closed that no engine closed at its end."""
     computed: Computed | None = None
     """Where nothing is traced, sums what this rank computes."""
 

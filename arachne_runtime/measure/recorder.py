@@ -66,6 +66,10 @@ class Records(Protocol):
         """Record the body, all of it as waiting."""
         ...
 
+    def close(self) -> None:
+        """The engine that told it has ended."""
+        ...
+
 
 class Silence:
     """Records nothing."""
@@ -86,6 +90,9 @@ class Silence:
     def timed(self, kind: RecordKind, name: str, *, sent_bytes: Bytes = 0) -> AbstractContextManager[None]:
         """Nothing."""
         return nullcontext()
+
+    def close(self) -> None:
+        """Nothing."""
 
 
 def is_weighed(step: int) -> bool:
