@@ -9,7 +9,6 @@ import torch
 import torch.distributed as dist
 
 from arachne_runtime.errors import LostStateError
-from arachne_runtime.measure.together import Together
 from arachne_runtime.membership.watch import break_group
 from arachne_runtime.state import buddy as buddy_module
 from arachne_runtime.state.buddies import Buddies, Room, free_bytes
@@ -117,7 +116,7 @@ def test_the_death_of_the_last_holder_of_a_block_goes_back_to_the_newest_whole_c
 
 
 def fails(name):
-    """On one rank there is no memory for a copy, its own or that of another, before step 1; steps with copies."""
+    """On one rank there is no memory for a copy, its own or that of another, before step 1."""
     snapshots, function, kept = Snapshots(every=1, break_group=break_group), getattr(buddy_module, name), []
     guarded = []
     engine = engine_of(replace(CASE, plan=PAIR))

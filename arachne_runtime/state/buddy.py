@@ -156,14 +156,15 @@ class Snapshots:
         self._thread.start()
 
     def _packed(self, old: Old, together: Together) -> Packed | None:
-        """None on all ranks where any has no memory, or failed in the background: then the group is broken."""
+        """None on all ranks where any has no memory, or failed in the background: that broke the group."""
         fault, pack = self._fault, None
         if fault is None:
             try:
                 pack = packed(old)
             except Exception as error:
                 fault = error
-        worst = together.largest(_BROKEN if self._fault is not None else _NO_COPY if fault is not None else 0)
+        mine = _BROKEN if self._fault is not None else _NO_COPY if fault is not None else 0
+        worst = together.largest(mine)
         if not worst:
             return pack
         why = fault if fault is not None else "another rank could not copy"

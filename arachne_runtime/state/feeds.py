@@ -52,8 +52,8 @@ class Feeds:
     _done: dict[FeedPosition, int] = field(default_factory=dict)
     """By start of a call: steps of its order that were trained on; one for evaluation has none."""
     _trained: dict[int, StepBatch] = field(default_factory=dict)
-    """By step of the engine, what was trained on, in memory of its own; of what can be loaded anew, only which
-    it was."""
+    """By step of the engine, what was trained on, in memory of its own; of what can be loaded anew,
+    only which it was."""
     _first: int = 0
     """The oldest step of which that can be there."""
 
@@ -133,8 +133,8 @@ class Feeds:
 
     def positions(self) -> Positions:
         """Of every call that was trained on, also by the run before, in one order on all processes."""
-        found = (msgspec.structs.replace(start, steps=steps) for start, steps in self._done.items())
-        return tuple(sorted(found, key=msgspec.structs.astuple))
+        starts = sorted(self._done, key=msgspec.structs.astuple)
+        return tuple(msgspec.structs.replace(start, steps=self._done[start]) for start in starts)
 
     def _refuse_another(self, start: FeedPosition) -> None:
         """The script trains on a call that is new: all that were trained on before must have been made."""
