@@ -65,7 +65,8 @@ class Change:
 
         Returns the engine that trains on.
         """
-        self.set_random()
+        if old is None or self.engine.recipe.stochastic:  # else a script that trained draws on as it was
+            self.set_random()
         if old is None:
             return self.engine
         old.become(self.engine)
