@@ -169,9 +169,7 @@ def test_evaluations_behind_steps_move_no_later_call(tmp_path):
 def test_another_order_of_samples_or_another_model_is_refused(tmp_path):
     saved(tmp_path)
     with arachne.Session(device="cpu") as session:
-        engine = session.engine(
-            model, optimizer=optimizer, loss=lambda y, x: y.mean(), lr_schedule=schedule
-        )
+        engine = session.engine(model, optimizer=optimizer, loss=lambda y, x: y.mean(), lr_schedule=schedule)
         session.checkpoints(tmp_path)
         engine.evaluate(session.batches(DATA[:20], global_batch=5))
         with pytest.raises(UsageError, match=r"batches has 20 samples .* but had 22 samples"):

@@ -115,21 +115,25 @@ def test_the_death_of_the_last_holder_of_a_block_goes_back_to_the_newest_whole_c
     assert joiner[0] == {}
 
 
+def copied_steps(engine, snapshots, num_steps):
+    """Steps with a whole copy, at each step."""
+    for step in range(num_steps):
+        snapshots.before_step(engine, Feeds())
+        snapshots.wait()
+        yield [copy.num_steps for copy in snapshots._kept if copy.is_whole]
+        engine.step(CASE.batch(step))
+
+
 def fails(name):
     """On one rank there is no memory for a copy, its own or that of another, before step 1."""
-    snapshots, function, kept = Snapshots(every=1, break_group=break_group), getattr(buddy_module, name), []
-    guarded = []
+    snapshots, function, guarded = Snapshots(1, break_group), getattr(buddy_module, name), []
     engine = engine_of(replace(CASE, plan=PAIR))
     snapshots.enter(engine, DEVICES[dist.get_rank()][0], 20, guarded.append)
     if dist.get_rank() == 1:
         setattr(buddy_module, name, lambda *given: function(*given) if engine.num_steps != 1 else 1 / 0)
     try:
         with pytest.warns(UserWarning, match="the snapshot before stays the newest"):
-            for step in range(5):
-                snapshots.before_step(engine, Feeds())
-                snapshots.wait()
-                kept.append([copy.num_steps for copy in snapshots._kept if copy.is_whole])
-                engine.step(CASE.batch(step))
+            kept = list(copied_steps(engine, snapshots, 5))
     finally:
         setattr(buddy_module, name, function)
     snapshots.leave()
