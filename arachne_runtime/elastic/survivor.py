@@ -17,7 +17,7 @@ import torch.distributed as dist
 from ..engine import Engine, EvaluationReport, StepReport
 from ..errors import DisagreementError, UnsupportedEnvironmentError
 from ..measure.together import Together
-from ..membership.client import JobEndedError, LeftOutError, MemberClient
+from ..membership.client import JobEndedError, LeftOutError, MemberClient, RefusedError
 from ..membership.messages import ChangeWanted, Freeze, Record
 from ..membership.watch import Watch, leave_world
 from ..state.changes import PlanChange
