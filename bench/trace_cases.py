@@ -1,7 +1,7 @@
 """Clusters, models and traces of bench.trace_simulation: two published traces, and drawn ones."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from arachne_runtime.plan.cluster import Cluster, Network, NodeEntry
@@ -95,47 +95,23 @@ SLOW_CHANGES = Costs(recover_s=20.0, pause_s=20.0, restart_s=4.9 + 20.0)
 """A change takes 20 s beside its bytes, as Arachne publishes (19 to 21 s, arXiv 2609.34244), a restart 20 s
 more than here."""
 
+SMALL = Case(
+    name="parcae-opt-350m",
+    model="opt-350m",
+    nodes=(("V100-16", 32),),
+    gpus=1,
+    global_batch=256,
+    inter_GBps=P3_GBPS,
+    trace=published(PARCAE),
+    quick=True,
+)
+LARGE = replace(SMALL, name="parcae-gpt-neo-2.7b", model="gpt-neo-2.7b", bound=NO_NOTICE, quick=False)
+
 CASES = (
-    Case(
-        name="parcae-opt-350m",
-        model="opt-350m",
-        nodes=(("V100-16", 32),),
-        gpus=1,
-        global_batch=256,
-        inter_GBps=P3_GBPS,
-        trace=published(PARCAE),
-        quick=True,
-    ),
-    Case(
-        name="parcae-gpt-neo-2.7b",
-        model="gpt-neo-2.7b",
-        nodes=(("V100-16", 32),),
-        gpus=1,
-        global_batch=256,
-        inter_GBps=P3_GBPS,
-        trace=published(PARCAE),
-        bound=NO_NOTICE,
-    ),
-    Case(
-        name="parcae-gpt-neo-2.7b-notice",
-        model="gpt-neo-2.7b",
-        nodes=(("V100-16", 32),),
-        gpus=1,
-        global_batch=256,
-        inter_GBps=P3_GBPS,
-        trace=published(PARCAE, SPOT_NOTICE_S),
-    ),
-    Case(
-        name="parcae-opt-350m-slow-changes",
-        model="opt-350m",
-        nodes=(("V100-16", 32),),
-        gpus=1,
-        global_batch=256,
-        inter_GBps=P3_GBPS,
-        trace=published(PARCAE),
-        costs=SLOW_CHANGES,
-        bound=LONG_STOPS,
-    ),
+    SMALL,
+    LARGE,
+    replace(LARGE, name="parcae-gpt-neo-2.7b-notice", trace=published(PARCAE, SPOT_NOTICE_S), bound=GOAL),
+    replace(SMALL, name="parcae-opt-350m-slow-changes", costs=SLOW_CHANGES, bound=LONG_STOPS, quick=False),
     Case(
         name="sailor-opt-350m",
         model="opt-350m",
