@@ -91,7 +91,7 @@ def drawn(hours: float, what: Drawn = DRAWN) -> Callable[[Cluster], Trace]:
 
 
 PARCAE, SAILOR = "spot_availability_p3.csv", "availability_trace_a100.json"
-SLOW_CHANGES = Costs(recover_s=20.0, pause_s=20.0, restart_s=4.9 + 20.0)
+SLOW_CHANGES = Costs(recover_s=20.0, pause_s=20.0, restart_s=Costs().restart_s + 20.0)
 """A change takes 20 s beside its bytes, as Arachne publishes (19 to 21 s, arXiv 2609.34244), a restart 20 s
 more than here."""
 

@@ -28,7 +28,7 @@ class Transport(Protocol):
         ...
 
     def close(self) -> None:
-        """Let go of them; whoever made them destroys them."""
+        """Let go of them; the mesh destroys them."""
         ...
 
 

@@ -100,7 +100,10 @@ def running_jobs() -> dict[str, JobFile]:
 
 
 def find_job(name: str | None) -> JobFile:
-    """The job of that name, or the only one; UsageError where it is not one."""
+    """The job of that name, or the only one.
+
+    Raises UsageError where several run, UnsupportedEnvironmentError where none is it.
+    """
     jobs = running_jobs()
     if name is None and len(jobs) == 1:
         return next(iter(jobs.values()))

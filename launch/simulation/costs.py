@@ -22,7 +22,7 @@ class Costs(Document, frozen=True, kw_only=True):
     """A search for the devices that are left (docs/search.md: 512 devices less a node, 0.18 s of a core)."""
     start_s: Seconds = 6.7
     """A node that comes until its processes wait as joiners (``bench.restarts``: from command to engine)."""
-    restart_s: Seconds = 6.7
+    restart_s: Seconds = 4.9
     """A job that ends and starts again, without reading its checkpoint (``bench.restarts``: kill to step)."""
     copy_s_per_GB: Seconds = 0.42
     """A step's delay by a copy of state to host memory: 0.24 of a save of 1.77 s/GB (docs/checkpoints.md)."""

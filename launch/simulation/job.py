@@ -9,7 +9,7 @@ from arachne_runtime.plan.plan import Plan
 from arachne_runtime.units import Seconds
 from planner.request import CHANGE_EVERY_S
 
-from ..coordinator.settings import Settings
+from ..coordinator.worth import HORIZON_S
 from .availability import Moment, Presence, Turn, moments
 from .calm import Calm
 from .holders import Holdings, holdings, state_bytes
@@ -74,7 +74,7 @@ class Job:
         self.ledger = Ledger(self.table.request.global_batch)
         self.changes: list[Change] = []
         self.presence = Presence.at_start(trace)
-        self.calm = Calm(Settings(devices=()).horizon_s)
+        self.calm = Calm(HORIZON_S)
         self.running: Running | None = None
         self.source: Plan | None = None
         """Whose state is there; nodes that are gone have another name in it."""

@@ -5,11 +5,8 @@ from dataclasses import dataclass
 
 from arachne_runtime.units import Seconds
 
-from ..coordinator.settings import Settings
-from ..coordinator.worth import Offer, pays, samples_in
+from ..coordinator.worth import HORIZON_S, Offer, pays, samples_in
 from .options import Option, Way
-
-HORIZON_S: Seconds = Settings(devices=()).horizon_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
