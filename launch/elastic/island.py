@@ -32,7 +32,6 @@ from .words import (
     WORD_MARK,
     Again,
     Dismiss,
-    End,
     Gone,
     Noticed,
     Orders,
@@ -68,7 +67,7 @@ class Island:
         self._looks = not _supervised(orders)
 
     async def run(self) -> None:
-        """Until the leash goes, an order ends it, or all have left after a notice."""
+        """Until the leash goes, or all have left after a notice."""
         self._loop.add_signal_handler(signal.SIGTERM, self._notice)
         self._loop.add_reader(0, self._hear)
         look = self._loop.create_task(self._look_always())
@@ -167,8 +166,6 @@ class Island:
                     self._loop.call_later(after_s, self._start, device)
                 case Dismiss(device=device):
                     self._dismiss(device)
-                case End():
-                    self._end()
 
     def _dismiss(self, device: str) -> None:
         self._dismissed.add(device)

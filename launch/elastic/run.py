@@ -33,7 +33,7 @@ from .helper import Helper, end_all, module
 from .job_file import job_folder, write_job_file, write_secret
 from .ledger import Ledger
 from .log import EventLog, show
-from .words import WORD_MARK, Again, Dismiss, Gone, Noticed, Orders, Told, line, read_told
+from .words import WORD_MARK, Gone, Noticed, Orders, Told, line, read_told
 
 LOOK_S: Seconds = 0.05
 """Between two looks into the journal."""
@@ -311,7 +311,6 @@ class ElasticRun:
                 self._log.say(f"node {node} was asked to leave (SIGTERM)")
             case Gone():
                 for order in self._course.gone(word):
-                    assert isinstance(order, Again | Dismiss)
                     if island := self._islands.get(node_of(order.device)):
                         island.say(line(order))
                 self._judge()

@@ -65,10 +65,6 @@ class Dismiss(_Word, frozen=True, kw_only=True):
     device: str
 
 
-class End(_Word, frozen=True, kw_only=True):
-    """End every process and yourself."""
-
-
 class Gone(_Word, frozen=True, kw_only=True):
     """The process of a device has ended."""
 
@@ -86,7 +82,7 @@ class Noticed(_Word, frozen=True, kw_only=True):
     node: str
 
 
-Order: TypeAlias = Again | Dismiss | End
+Order: TypeAlias = Again | Dismiss
 Told: TypeAlias = Gone | Noticed
 
 _ORDERS = msgspec.json.Decoder(Orders)
